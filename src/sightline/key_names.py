@@ -1,0 +1,115 @@
+"""Other people's names for the same tensors, turned into ours (which are timm's).
+
+One list of rules covers the files of timm, of facebook's dino, dinov2 and dinov3, of transformers (4 and 5), OpenAI
+and OpenCLIP: their names do not contradict each other. What a backbone has no use for (decoders, text towers, training
+heads) is set aside by name; anything else that is left over makes the loader refuse the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+# A file may hold more than the backbone: the first of these that is found is where the backbone is.
+TOWERS = ("vision_model.", "visual.trunk.", "visual.", "vit.", "dinov2_with_registers.", "dinov2.", "backbone.")
+BESIDE_THE_TOWER = ("classifier.", "visual_projection.")
+WRAPPERS = re.compile(r"^(module\.|_orig_mod\.|model\.(?=layer\.))+")
+
+_RULES = [
+    (r"^embeddings\.", ""),
+    (r"^class_embedding$", "cls_token"),
+    (r"^(register_tokens|storage_tokens)$", "reg_token"),
+    (r"^(position_embeddings|position_embedding\.weight|positional_embedding)$", "pos_embed"),
+    (r"^(patch_embeddings\.projection|patch_embeddings|patch_embedding|conv1)\.(weight|bias)$", r"patch_embed.proj.\2"),
+    (r"^(pre_layrnorm|ln_pre)\.", "norm_pre."),
+    (r"^(layernorm|post_layernorm|ln_post)\.", "norm."),
+    (r"^(classifier|visual_projection)\.", "head."),
+    (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # dinov2's large models number their blocks within chunks
+    (r"^(encoder\.layers?|layers?|transformer\.resblocks)\.(\d+)\.", r"blocks.\2."),
+    (r"\.(layernorm_before|layer_norm1|ln_1)\.", ".norm1."),
+    (r"\.(layernorm_after|layer_norm2|ln_2)\.", ".norm2."),
+    (r"\.(attention\.attention|attention|self_attn)\.(query|q_proj)\.", ".attn.q."),
+    (r"\.(attention\.attention|attention|self_attn)\.(key|k_proj)\.", ".attn.k."),
+    (r"\.(attention\.attention|attention|self_attn)\.(value|v_proj)\.", ".attn.v."),
+    (r"\.(attention\.output\.dense|attention\.o_proj|self_attn\.out_proj|attn\.out_proj)\.", ".attn.proj."),
+    (r"\.attn\.in_proj_(weight|bias)$", r".attn.qkv.\1"),
+    (r"\.attn\.(q|v)_bias$", r".attn.\1.bias"),
+    (r"\.(layer_scale|gamma_)(1|2)(\.lambda1)?$", r".ls\2.gamma"),
+    (r"\.(intermediate\.dense|mlp\.c_fc|mlp\.w12|mlp\.weights_in)\.", ".mlp.fc1."),
+    (r"\.(output\.dense|mlp\.c_proj|mlp\.w3|mlp\.weights_out|mlp\.down_proj)\.", ".mlp.fc2."),
+    (r"\.mlp\.(gate_proj|fc1_g|w1)\.", ".mlp.gate."),
+    (r"\.mlp\.(up_proj|fc1_x|w2)\.", ".mlp.up."),
+]
+RULES = [(re.compile(pattern), name) for pattern, name in _RULES]
+
+SET_ASIDE = re.compile(
+    r"mask_token$|^pooler\.|^decoder|^text_|^logit_|^token_embedding|^ln_final|position_ids$"
+    r"|rope_embed|^rope\.|bias_mask$|^local_cls_norm|^prefix_attn_mask$|^(dino_|ibot_)?head\.(mlp|last_layer)|^dino_head|^ibot_head"
+)
+
+
+def to_our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename, then fuse or reshape what others store in another shape."""
+    named = {}
+    for key, tensor in _tower(tensors).items():
+        for pattern, name in RULES:
+            key = pattern.sub(name, key)
+        if not SET_ASIDE.search(key):
+            named[key] = tensor
+    for prefix in sorted({key.rpartition(".mlp.")[0] for key in named if ".mlp." in key}):
+        _join_mlp(named, f"{prefix}.mlp.")
+    for prefix in sorted({key.rpartition(".attn.")[0] for key in named if ".attn." in key}):
+        _join_qkv(named, f"{prefix}.attn.")
+    return _in_our_shape(named)
+
+
+def _tower(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    tensors = {WRAPPERS.sub("", key): tensor for key, tensor in tensors.items()}
+    for tower in TOWERS:
+        if any(key.startswith(tower) for key in tensors):
+            return {
+                key.removeprefix(tower): tensor
+                for key, tensor in tensors.items()
+                if key.startswith((tower, *BESIDE_THE_TOWER))
+            }
+    return tensors
+
+
+def _join_qkv(named: dict[str, Tensor], at: str) -> None:
+    if f"{at}q.weight" in named:
+        named[f"{at}qkv.weight"] = torch.cat([named.pop(f"{at}{one}.weight") for one in "qkv"])
+    biases = {one: named.pop(f"{at}{one}.bias") for one in "qkv" if f"{at}{one}.bias" in named}
+    if biases:
+        absent = torch.zeros_like(next(iter(biases.values())))
+        named[f"{at}qkv.bias"] = torch.cat([biases.get(one, absent) for one in "qkv"])
+
+
+def _join_mlp(named: dict[str, Tensor], at: str) -> None:
+    for kind in ("weight", "bias"):
+        halves = [named.pop(f"{at}{half}.{kind}") for half in ("gate", "up") if f"{at}{half}.{kind}" in named]
+        if halves:  # a lone `up` is an MLP without a gate
+            named[f"{at}fc1.{kind}"] = torch.cat(halves)
+
+
+def _in_our_shape(named: dict[str, Tensor]) -> dict[str, Tensor]:
+    if "proj" in named:  # CLIP's projection, stored transposed
+        named["head.weight"] = named.pop("proj").T.contiguous()
+    if "cls_token" in named:
+        named["cls_token"] = named["cls_token"].reshape(1, 1, -1)
+    if "reg_token" in named and not named["reg_token"].numel():
+        del named["reg_token"]
+    if "pos_embed" in named:
+        positions = named["pos_embed"]
+        positions = positions.reshape(1, -1, positions.shape[-1])
+        if "cls_token" in named and not _is_square(positions.shape[1]) and _is_square(positions.shape[1] - 1):
+            named["cls_token"] = named["cls_token"].float() + positions[:, :1].float()
+            positions = positions[:, 1:]
+        named["pos_embed"] = positions
+    return named
+
+
+def _is_square(n: int) -> bool:
+    return n >= 0 and int(n**0.5 + 0.5) ** 2 == n

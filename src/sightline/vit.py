@@ -1,0 +1,424 @@
+"""The one Vision Transformer, whose sight can be restricted.
+
+Every backbone in Sightline is this class with another :class:`ViTConfig`. It takes RGB images with values in
+[0, 1] (it normalises them itself), and it can be told what it may see:
+
+    out = vit(images)                          # everything
+    out = vit(images, keep)                    # only the patches where `keep` [B, H, W] is True
+    out = vit(images, keep, keep_pixels)       # and inside them only the pixels where `keep_pixels` [B, h, w] is True
+
+CLS and registers are always visible: they are learned, the same for every image, and hold nothing of it. There are
+three ways of hiding, and they agree:
+
+    removal    boolean `keep`; hidden patches are never embedded, the rest is computed on what is left. The default.
+    mask       boolean `keep`; hidden patches are blanked before the embedding and no query may attend to them.
+               Static shapes: for compiling and exporting.
+    weighted   float `keep` in [0, 1]; log(keep + 1e-10) is added to the attention scores, so that a gradient
+               reaches `keep`. It needs the content of hidden patches for that, so it is for training only.
+
+Shapes: B images of h×w pixels, H×W = N patches, D width, P prefix tokens (CLS and registers), T = P + N tokens.
+Parameter names are timm's, so that most published files load as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .positions import Positions, Rotary, resize_learned, rotary_table, rotate, with_unrotated_prefix
+
+Hide = Literal["removal", "mask", "weighted"]
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a set of weights expects of a picture, beyond RGB in [0, 1]."""
+
+    size: tuple[int, int] = (224, 224)
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    resample: Literal["bicubic", "bilinear"] = "bicubic"
+    crop: float = 1.0  # the image's short side is resized to size / crop, then `size` is cut from the centre
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    width: int = 384
+    depth: int = 12
+    heads: int = 6
+    patch: int = 16
+    grid: tuple[int, int] = (14, 14)  # the patch grid that the learned positions are stored for
+    registers: int = 0
+    hidden: int | None = None  # width of the MLP; None: 4 × width
+    mlp: Literal["gelu", "quick_gelu", "swiglu"] = "gelu"
+    positions: Positions = "bicubic_antialias"  # how learned positions are resized, or rotary ones
+    rotary_base: float = 100.0
+    layer_scale: float | None = None  # its initial value; None: no LayerScale
+    pre_norm: bool = False  # CLIP: a LayerNorm before the first block
+    patch_bias: bool = True
+    qkv_bias: Literal["all", "no_key", "none"] = "all"
+    norm_eps: float = 1e-6
+    classes: int = 0  # width of the head (CLIP: of the projection); 0: no head
+    head_bias: bool = True
+    head_norm: bool = False  # iFAM's predictor: another LayerNorm before the head
+    input: Input = field(default_factory=Input)
+
+
+@dataclass(frozen=True)
+class ViTOutput:
+    """What a forward pass saw. Hidden patches hold zeros, except under `weighted` hiding."""
+
+    cls: Tensor  # [B, D], after the final norm, like registers and patches
+    registers: Tensor  # [B, R, D]
+    patches: Tensor  # [B, N, D], row by row
+    grid: tuple[int, int]
+    hide: Hide | None  # how hiding was done; None: nothing was hidden
+    logits: Tensor | None = None  # [B, C], when there is a head
+    cls_attention: Tensor | None = None  # [B, layers, heads, T]: the CLS rows of the layers asked for
+    keys: Tensor | None = None  # [B, layers, heads, N, D/heads]: the patches' keys of the layers asked for
+    attention: tuple[Tensor, ...] = ()  # [B, heads, T, T] per layer asked for; part of the graph
+
+    @property
+    def tokens(self) -> Tensor:
+        return torch.cat([self.cls[:, None], self.registers, self.patches], dim=1)
+
+    @property
+    def feature_map(self) -> Tensor:
+        return self.patches.transpose(1, 2).unflatten(2, self.grid)
+
+
+class ViT(nn.Module):
+    origin: object = None  # where its weights are from: set by `weights.load_backbone`
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.config = config
+        D = config.width
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, D))
+        self.reg_token = nn.Parameter(torch.zeros(1, config.registers, D)) if config.registers else None
+        # Positions of the patches only. Files that also hold one for CLS get it added to the CLS token on loading.
+        learned = config.positions != "rotary"
+        self.pos_embed = nn.Parameter(torch.zeros(1, math.prod(config.grid), D)) if learned else None
+        self.patch_embed = PatchEmbed(config)
+        self.norm_pre = nn.LayerNorm(D, config.norm_eps) if config.pre_norm else nn.Identity()
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(D, config.norm_eps)
+        self.fc_norm = nn.LayerNorm(D) if config.head_norm else nn.Identity()
+        self.head = nn.Linear(D, config.classes, bias=config.head_bias) if config.classes else None
+        self.register_buffer("mean", torch.tensor(config.input.mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(config.input.std).view(3, 1, 1), persistent=False)
+        self.apply(_initialise)
+        for parameter in (self.cls_token, self.reg_token, self.pos_embed):
+            if parameter is not None:
+                nn.init.trunc_normal_(parameter, std=0.02)
+
+    @property
+    def prefix(self) -> int:
+        return 1 + self.config.registers
+
+    def forward(
+        self,
+        images: Tensor,
+        keep: Tensor | None = None,
+        keep_pixels: Tensor | None = None,
+        *,
+        hide: Hide | None = None,
+        cls_attention: Sequence[int] = (),
+        keys: Sequence[int] = (),
+        attention: Sequence[int] = (),
+    ) -> ViTOutput:
+        """Encode `images` [B, 3, h, w] as far as they may be seen.
+
+        `hide` defaults to `removal` for a boolean `keep` and to `weighted` for a float one. `cls_attention`, `keys`
+        and `attention` name the blocks (0-based, negative from the end) to look into; asking for nothing costs
+        nothing. Full `attention` needs T×T memory per head and block and covers all tokens, so it excludes removal.
+        """
+        grid = self.grid(images)
+        hide = self._hiding(images, keep, keep_pixels, grid, hide, attention)
+        asked = {"cls_attention": cls_attention, "keys": keys, "attention": attention}
+        asked = {what: [self._layer(i) for i in layers] for what, layers in asked.items()}
+
+        pixels = self._patchify((images - self.mean) / self.std)
+        if keep_pixels is not None:
+            pixels = blank(pixels, self._patchify(keep_pixels[:, None]).repeat(1, 1, 3))
+        positions, visible, bias = self._positions(grid), None, None
+        if keep is not None:
+            keep = keep.flatten(1)
+            if hide == "removal":  # what is left is a smaller grid, with the padding of short rows to be masked
+                visible = Visible.among(keep)
+                pixels, positions = visible.gather(pixels), [visible.gather(p) for p in positions]
+                keep = visible.present
+            if keep.dtype == torch.bool:
+                pixels = blank(pixels, keep[..., None])
+                bias = None if visible and not visible.padded else self._over_keys(keep)
+            else:
+                bias = self._over_keys(torch.log(keep.float() + 1e-10))
+
+        x, rotary = self._embed(pixels, positions)
+        seen = []
+        for index, block in enumerate(self.blocks):
+            x, seen_here = block(x, bias, rotary, {what for what, layers in asked.items() if index in layers})
+            seen.append(seen_here)
+        x = self.norm(x)
+
+        patches = x[:, self.prefix :]
+        if keep is not None and keep.dtype == torch.bool:
+            patches = blank(patches, keep[..., None])
+        return ViTOutput(
+            cls=x[:, 0],
+            registers=x[:, 1 : self.prefix],
+            patches=patches if visible is None else visible.restore(patches),
+            grid=grid,
+            hide="weighted" if keep_pixels is not None and keep_pixels.dtype != torch.bool else hide,
+            logits=None if self.head is None else self.head(self.fc_norm(x[:, 0])),
+            cls_attention=self._stack([seen[i]["cls_attention"].mT for i in asked["cls_attention"]], visible, 0),
+            keys=self._stack([seen[i]["keys"] for i in asked["keys"]], visible, self.prefix),
+            attention=tuple(seen[i]["attention"] for i in asked["attention"]),
+        )
+
+    def grid(self, images: Tensor) -> tuple[int, int]:
+        """H×W, the patches of these images."""
+        p = self.config.patch
+        if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
+            raise ValueError(f"images must be floats [B, 3, h, w] in [0, 1], not {images.dtype} {list(images.shape)}")
+        h, w = images.shape[-2:]
+        if h % p or w % p or not h * w:
+            near = f"{max(h // p, 1) * p}×{max(w // p, 1) * p}"
+            raise ValueError(f"images are {h}×{w} but this ViT has {p}×{p} patches: resize or crop, e.g. to {near}")
+        return h // p, w // p
+
+    def _hiding(self, images, keep, keep_pixels, grid, hide, attention) -> Hide | None:
+        """How the patches are hidden, or a clear word on why that cannot be."""
+        for name, given, shape in (("keep", keep, grid), ("keep_pixels", keep_pixels, images.shape[-2:])):
+            if given is None:
+                continue
+            if given.shape != (len(images), *shape):
+                raise ValueError(
+                    f"{name} must be [B, rows, columns] = {[len(images), *shape]}, not {list(given.shape)}"
+                )
+            if given.is_floating_point():
+                refuse_half_precision(given, self.cls_token, images)
+            elif given.dtype != torch.bool:
+                raise ValueError(f"{name} must be boolean (exact hiding) or float (weighted), not {given.dtype}")
+        if keep is None:
+            return None if keep_pixels is None else "mask"
+        weighted = keep.is_floating_point()
+        hide = hide or ("weighted" if weighted else "mask" if attention else "removal")
+        if weighted != (hide == "weighted"):
+            raise ValueError(
+                f"hide={hide!r} does not go with {keep.dtype} keep: weighted takes floats, the others bool"
+            )
+        if attention and hide == "removal":
+            raise ValueError("full attention matrices cover all tokens: use hide='mask' with them, not removal")
+        return hide
+
+    def _layer(self, index: int) -> int:
+        if not -self.config.depth <= index < self.config.depth:
+            raise ValueError(f"there are {self.config.depth} blocks, so no block {index}")
+        return index % self.config.depth
+
+    def _patchify(self, images: Tensor) -> Tensor:
+        """[B, c, h, w] -> [B, N, c·patch²], each row in the order of a convolution's weights."""
+        p = self.config.patch
+        B, c, h, w = images.shape
+        return images.reshape(B, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5).reshape(B, -1, c * p * p)
+
+    def _positions(self, grid: tuple[int, int]) -> list[Tensor]:
+        """The learned positions [1, N, D] of `grid`, or the cosines and sines [1, N, D/heads] of rotary ones."""
+        c = self.config
+        if self.pos_embed is None:
+            return list(rotary_table(grid, c.width // c.heads, c.rotary_base, self.cls_token.device))
+        return [resize_learned(self.pos_embed, c.grid, grid, c.positions)]
+
+    def _embed(self, pixels: Tensor, positions: list[Tensor]) -> tuple[Tensor, Rotary | None]:
+        """Patches to tokens, CLS and registers in front."""
+        x, rotary = self.patch_embed(pixels), None
+        if self.pos_embed is None:
+            rotary = with_unrotated_prefix((positions[0], positions[1]), self.prefix)
+        else:
+            x = x + positions[0]
+        prefix = [t.to(x.dtype).expand(len(x), -1, -1) for t in (self.cls_token, self.reg_token) if t is not None]
+        return self.norm_pre(torch.cat([*prefix, x], dim=1)), rotary
+
+    def _over_keys(self, patches: Tensor) -> Tensor:
+        """A mask over keys [B, 1, 1, T] from one over patches: booleans (may be attended to) or additive scores."""
+        return F.pad(patches, (self.prefix, 0), value=patches.dtype == torch.bool)[:, None, None]
+
+    def _stack(self, seen: list[Tensor], visible: Visible | None, start: int) -> Tensor | None:
+        """[B, heads, tokens, c] per layer -> [B, layers, heads, tokens from `start` on, c] over the full grid."""
+        if not seen:
+            return None
+        x = torch.stack(seen, dim=1)
+        prefix, patches = x[:, :, :, start : self.prefix], x[:, :, :, self.prefix :]
+        if visible is not None:
+            B, L, H, n, c = patches.shape
+            flat = blank(patches.permute(0, 3, 1, 2, 4).reshape(B, n, L * H * c), visible.present[..., None])
+            patches = visible.restore(flat).view(B, -1, L, H, c).permute(0, 2, 3, 1, 4)
+        return torch.cat([prefix, patches], dim=3).squeeze(-1)
+
+
+Seen = dict[str, Tensor]  # what was asked of one block's attention
+
+
+class PatchEmbed(nn.Module):
+    """A linear map of each patch's pixels, stored as the convolution that published files hold."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        p = config.patch
+        self.proj = nn.Conv2d(3, config.width, p, p, bias=config.patch_bias)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return F.linear(pixels.to(self.proj.weight.dtype), self.proj.weight.flatten(1), self.proj.bias)
+
+
+class Block(nn.Module):
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        D, scale = config.width, config.layer_scale
+        self.norm1 = nn.LayerNorm(D, config.norm_eps)
+        self.attn = Attention(config)
+        self.ls1 = LayerScale(D, scale) if scale is not None else nn.Identity()
+        self.norm2 = nn.LayerNorm(D, config.norm_eps)
+        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
+        self.ls2 = LayerScale(D, scale) if scale is not None else nn.Identity()
+
+    def forward(self, x: Tensor, bias: Tensor | None, rotary: Rotary | None, asked: set[str]) -> tuple[Tensor, Seen]:
+        attended, seen = self.attn(self.norm1(x), bias, rotary, asked)
+        x = x + self.ls1(attended)
+        return x + self.ls2(self.mlp(self.norm2(x))), seen
+
+
+class Attention(nn.Module):
+    bias_mask: Tensor | None
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        D = config.width
+        self.heads = config.heads
+        self.scale = (D // config.heads) ** -0.5
+        self.qkv = nn.Linear(D, 3 * D, bias=config.qkv_bias != "none")
+        self.proj = nn.Linear(D, D)
+        # Under rotary positions a key bias is not a no-op, so where DINOv3 has none it must stay zero in training too.
+        mask = torch.tensor([1.0, 0.0, 1.0]).repeat_interleave(D) if config.qkv_bias == "no_key" else None
+        self.register_buffer("bias_mask", mask, persistent=False)
+
+    def forward(self, x: Tensor, bias: Tensor | None, rotary: Rotary | None, asked: set[str]) -> tuple[Tensor, Seen]:
+        qkv_bias = self.qkv.bias if self.bias_mask is None else self.qkv.bias * self.bias_mask
+        qkv = F.linear(x, self.qkv.weight, qkv_bias)
+        q, k, v = qkv.unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
+        if bias is not None and bias.dtype != torch.bool:
+            bias = bias.to(q.dtype)
+
+        seen = {}
+        if "keys" in asked:
+            seen["keys"] = k
+        if "cls_attention" in asked:
+            seen["cls_attention"] = self._weights(q[:, :, :1], k, bias)
+        if "attention" in asked:
+            seen["attention"] = self._weights(q, k, bias)
+            x = seen["attention"].to(v.dtype) @ v
+        else:
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
+        return self.proj(x.transpose(1, 2).flatten(2)), seen
+
+    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+        scores = (q @ k.transpose(-1, -2)).float() * self.scale
+        if bias is not None:
+            scores = scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
+        return scores.softmax(dim=-1)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        hidden = config.hidden or 4 * config.width
+        self.quick = config.mlp == "quick_gelu"
+        self.fc1 = nn.Linear(config.width, hidden)
+        self.fc2 = nn.Linear(hidden, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc1(x)
+        return self.fc2(x * torch.sigmoid(1.702 * x) if self.quick else F.gelu(x))
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        hidden = config.hidden or 4 * config.width
+        self.fc1 = nn.Linear(config.width, 2 * hidden)  # the gate, then the value
+        self.fc2 = nn.Linear(hidden, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.fc1(x).chunk(2, dim=-1)
+        return self.fc2(F.silu(gate) * value)
+
+
+class LayerScale(nn.Module):
+    def __init__(self, width: int, initial: float):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((width,), initial))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+# ---- hiding ----------------------------------------------------------------------------------------------------------
+
+
+def blank(x: Tensor, keep: Tensor) -> Tensor:
+    """Zero (for normalised pixels: the mean colour) where not kept. Booleans select, because 0 × NaN is NaN."""
+    return torch.where(keep, x, x.new_zeros(())) if keep.dtype == torch.bool else x * keep.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The patches left after removal: each image's visible ones in raster order, padded to the longest row."""
+
+    index: Tensor  # int64 [B, n], positions in the full grid; in the padding, of hidden patches
+    present: Tensor  # bool [B, n], False in the padding
+    padded: bool
+    patches: int  # N
+
+    @classmethod
+    def among(cls, keep: Tensor) -> Visible:
+        counts = keep.sum(dim=1)
+        fewest, most = torch.stack([counts.min(), counts.max()]).tolist()
+        index = torch.argsort(~keep, dim=1, stable=True)[:, :most]
+        present = torch.arange(most, device=keep.device) < counts[:, None]
+        return cls(index, present, fewest < most, keep.shape[1])
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[B or 1, N, c] -> [B, n, c]"""
+        return x.expand(len(self.index), -1, -1).gather(1, self.index[..., None].expand(-1, -1, x.shape[-1]))
+
+    def restore(self, x: Tensor) -> Tensor:
+        """[B, n, c] -> [B, N, c], zeros where hidden."""
+        full = x.new_zeros(len(x), self.patches, x.shape[-1])
+        return full.scatter(1, self.index[..., None].expand_as(x), x)
+
+
+def refuse_half_precision(*tensors: Tensor) -> None:
+    device = tensors[0].device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    if torch.float16 in {autocast, *(t.dtype for t in tensors)}:
+        raise ValueError("weighted hiding does not work in float16 (1e-10 underflows there): use bfloat16 or float32")
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
