@@ -1,0 +1,1 @@
+"""What a person sees. Nothing here imports `where` or `what`."""

@@ -1,0 +1,1 @@
+"""Methods: a *where*, a *what*, and how they are put together."""

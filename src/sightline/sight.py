@@ -1,0 +1,159 @@
+"""The two types that every room shares, and the one interface that every method implements.
+
+A `Sight` is all that passes from *where to look* to *what to make of it*: what is not in it does not exist for the
+prediction. Whatever does something with methods (verify, intervene, localize, audit, ...) uses `Method` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What may be seen of B images: whole patches, pixels inside them, or boxes. What is given narrows it down.
+
+    A pixel is visible when its patch is kept, and it is kept itself, and it lies in a box; a restriction that is
+    None restricts nothing. Yes or no, never weights: weights are for training and stay inside the methods.
+    """
+
+    keep: Tensor | None = None  # bool [B, H, W]: the patch grid, whose cells divide the image evenly
+    keep_pixels: Tensor | None = None  # bool [B, h, w]
+    boxes: Tensor | None = None  # int [B, k, 4]: left, top, right, bottom in pixels, right and bottom excluded
+    parts: Tensor | None = None  # [B, K+1, H, W]: shares of discovered parts, background last; explains, not restricts
+
+    def __post_init__(self):
+        for name, ndim in (("keep", 3), ("keep_pixels", 3), ("boxes", 3), ("parts", 4)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if value.ndim != ndim:
+                raise ValueError(f"Sight.{name} has {ndim} dimensions, not {list(value.shape)}")
+            if name.startswith("keep") and value.dtype != torch.bool:
+                raise ValueError(f"Sight.{name} says yes or no: bool, not {value.dtype}")
+        if len({len(value) for value in self._given().values()}) > 1:
+            raise ValueError("the parts of a Sight are for different numbers of images")
+
+    @classmethod
+    def everything(cls, images: Tensor) -> Sight:
+        return cls(keep=images.new_ones((len(images), 1, 1), dtype=torch.bool))
+
+    @classmethod
+    def of_pixels(cls, visible: Tensor, grid: tuple[int, ...], *, at_least: float = 0.1, exact: bool = True) -> Sight:
+        """From a pixel mask [B, h, w]: keep the patches of which a share `at_least` is visible.
+
+        `exact` also hides the other pixels of those patches; without it they are seen whole, border and all.
+        """
+        keep = cell_share(visible, grid) >= at_least
+        return cls(keep=keep, keep_pixels=visible if exact else None)
+
+    def visible(self, size: tuple[int, ...]) -> Tensor:
+        """bool [B, h, w]: the pixels that may be seen, in images of this size."""
+        given = self._given()
+        given.pop("parts", None)
+        if not given:
+            raise ValueError("an empty Sight says nothing about what may be seen")
+        first = next(iter(given.values()))
+        visible = torch.ones(len(first), *size, dtype=torch.bool, device=first.device)
+        if self.keep is not None:
+            visible &= spread(self.keep, size)
+        if self.keep_pixels is not None:
+            if self.keep_pixels.shape[1:] != size:
+                raise ValueError(f"keep_pixels is for images of {list(self.keep_pixels.shape[1:])}, not {list(size)}")
+            visible &= self.keep_pixels
+        if self.boxes is not None:
+            visible &= inside_boxes(self.boxes, size)
+        return visible
+
+    def on_grid(self, grid: tuple[int, ...], size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        """The same sight as `keep` and `keep_pixels` for a ViT with this patch grid, exact to the pixel.
+
+        A selector and a predictor with other patches, and boxes, thus go together: a patch is kept when any of its
+        pixels is visible, and where not all are, the others are hidden.
+        """
+        if self.boxes is None and self.keep is not None and self.keep.shape[1:] == grid:
+            return self.keep, self.keep_pixels
+        visible = self.visible(size)
+        share = cell_share(visible, grid)
+        keep = share > 0
+        return keep, None if bool((share[keep] == 1).all()) else visible
+
+    def coverage(self, size: tuple[int, ...]) -> Tensor:
+        """[B]: the share of each image that may be seen."""
+        return self.visible(size).float().mean(dim=(1, 2))
+
+    def to(self, device: torch.device | str) -> Sight:
+        return replace(self, **{name: value.to(device) for name, value in self._given().items()})
+
+    def __len__(self) -> int:
+        return len(next(iter(self._given().values())))
+
+    def __getitem__(self, which: slice | Tensor | list[int]) -> Sight:
+        return replace(self, **{name: value[which] for name, value in self._given().items()})
+
+    def _given(self) -> dict[str, Tensor]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was made of what was seen."""
+
+    logits: Tensor  # [B, C]
+    sight: Sight
+    tokens: Tensor | None = None  # [B, T, D]: the tokens the answer was made from, zeros where hidden
+
+    @property
+    def probabilities(self) -> Tensor:
+        return self.logits.float().softmax(dim=-1)
+
+    @property
+    def labels(self) -> Tensor:
+        return self.logits.argmax(dim=-1)
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A pairing of *where* and *what*. Images are floats [B, 3, h, w] in [0, 1]."""
+
+    def look(self, images: Tensor) -> Sight:
+        """Where to look: costly, once per image."""
+        ...
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        """What it is, from nothing but `sight`: cheap, many times."""
+        ...
+
+    def maps(self, images: Tensor) -> dict[str, Tensor]:
+        """What to draw: named maps [B, H, W]."""
+        ...
+
+
+def spread(cells: Tensor, size: tuple[int, ...]) -> Tensor:
+    """[B, H, W] over cells -> [B, h, w] over pixels."""
+    H, W = cells.shape[1:]
+    if size[0] % H or size[1] % W:
+        raise ValueError(f"a grid of {H}×{W} cells does not divide an image of {size[0]}×{size[1]} pixels")
+    return cells.repeat_interleave(size[0] // H, dim=1).repeat_interleave(size[1] // W, dim=2)
+
+
+def cell_share(pixels: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """[B, h, w] over pixels -> [B, H, W]: the share of each cell's pixels that is True."""
+    h, w = pixels.shape[1:]
+    if h % grid[0] or w % grid[1]:
+        raise ValueError(f"a grid of {grid[0]}×{grid[1]} cells does not divide an image of {h}×{w} pixels")
+    return F.avg_pool2d(pixels[:, None].float(), (h // grid[0], w // grid[1]))[:, 0]
+
+
+def inside_boxes(boxes: Tensor, size: tuple[int, ...]) -> Tensor:
+    """[B, k, 4] -> bool [B, h, w]: in the union of each image's boxes."""
+    y = torch.arange(size[0], device=boxes.device)[:, None]
+    x = torch.arange(size[1], device=boxes.device)
+    left, top, right, bottom = boxes[..., None, None].unbind(dim=2)
+    return ((x >= left) & (x < right) & (y >= top) & (y < bottom)).any(dim=1)

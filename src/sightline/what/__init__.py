@@ -1,0 +1,1 @@
+"""What it is: predictors, which see nothing but a `Sight`. Nothing here imports `where`."""

@@ -1,0 +1,25 @@
+"""Early masking: a ViT that never receives what is hidden (iFAM's second stage)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ..sight import Prediction, Sight
+from ..vit import Hide, ViT
+
+
+class MaskedViT(nn.Module):
+    """Patches are hidden before the first block, so nothing of them can reach the answer."""
+
+    def __init__(self, vit: ViT, hide: Hide = "removal"):
+        super().__init__()
+        if vit.head is None:
+            raise ValueError("a predictor needs a head: build the ViT with classes > 0")
+        self.vit, self.hide = vit, hide
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        keep, keep_pixels = sight.on_grid(self.vit.grid(images), images.shape[-2:])
+        if self.hide == "weighted":
+            keep = keep.to(images.dtype)
+        out = self.vit(images, keep, keep_pixels, hide=self.hide)
+        return Prediction(out.logits, sight, out.tokens)

@@ -1,0 +1,25 @@
+"""Late masking: the usual way to "use only the foreground", which is not blind to the rest."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ..sight import Prediction, Sight
+from ..vit import ViT, blank
+
+
+class LateMask(nn.Module):
+    """The ViT sees everything; hidden patches are left out only when its final tokens are averaged.
+
+    By then every kept token has attended to every hidden one. The mean runs over all N patches, as published.
+    """
+
+    def __init__(self, vit: ViT, classes: int):
+        super().__init__()
+        self.vit = vit
+        self.head = nn.Linear(vit.config.width, classes)
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        keep, _ = sight.on_grid(self.vit.grid(images), images.shape[-2:])
+        patches = blank(self.vit(images).patches, keep.flatten(1)[..., None])
+        return Prediction(self.head(patches.mean(dim=1)), sight, patches)
