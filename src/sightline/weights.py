@@ -1,0 +1,310 @@
+"""Names to weights: the Hugging Face hub, a local file, or one of our own files, into the one ViT.
+
+    vit = load_backbone("dinov2-s14-reg")                        # downloaded once, then from the hub's cache
+    vit = load_backbone("weights/my_vit.safetensors")            # what it is, is read off the file
+    vit = load_backbone("checkpoint.pth", like="dino-b16")       # ... or said, where a file cannot tell
+
+A file that does not fit is refused, with what is missing, what is left over and what it looks like. Pickles are only
+opened with `weights_only=True`, which builds nothing but tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .backbones import BY_REPOSITORY, KNOWN, Known
+from .errors import UserError
+from .key_names import to_our_names
+from .vit import Input, ViT, ViTConfig
+
+METADATA_KEY = "sightline"  # in the header of our own files: the ViTConfig, so that they explain themselves
+HEAD = ("head.", "fc_norm.")
+CONTAINERS = ("teacher", "state_dict", "model", "model_state", "module")  # what .pth files wrap their tensors in
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a ViT's weights come from."""
+
+    name: str | None  # of the known backbone that was asked for
+    file: str
+    repository: str | None = None
+    revision: str | None = None  # the hub's commit
+
+
+def load_backbone(
+    name_or_path: str | Path,
+    *,
+    like: str | None = None,
+    config: ViTConfig | None = None,
+    prefix: str = "",
+    classes: int | None = None,
+    revision: str | None = None,
+) -> ViT:
+    """A ViT with published or local weights, in evaluation mode; `vit.origin` says where they are from.
+
+    `like` names a known backbone that a local file has the shape and the preprocessing of; `config` says the same in
+    full. `prefix` picks one part of a file (`stage_2.` of an iFAM checkpoint). `classes` replaces the file's head by a
+    fresh one. `revision` overrides the pinned commit of a hub repository.
+    """
+    text = str(name_or_path)
+    known = KNOWN.get(text) or BY_REPOSITORY.get(text)
+    if known:
+        path, commit = download(known, revision)
+        origin = Origin(known.name, path.name, known.repository, commit)
+        config = config or known.config
+    else:
+        path = existing_file(text)
+        origin = Origin(like, path.name)
+    tensors, metadata = read_tensors(path)
+    tensors = to_our_names({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
+    if not tensors:
+        raise UserError(f"{path}: holds no weights" + (f" under {prefix!r}" if prefix else ""))
+    config = config or config_for(tensors, metadata, like, path)
+    vit = fit(tensors, config, path, classes)
+    vit.origin = origin
+    return vit
+
+
+def save_backbone(vit: ViT, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write a file that `load_backbone` reads without being told anything."""
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in vit.state_dict().items()}
+    save_file(tensors, str(path), metadata={METADATA_KEY: json.dumps(asdict(vit.config))})
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def existing_file(text: str) -> Path:
+    path = Path(text).expanduser()
+    if path.is_dir():
+        for name in ("model.safetensors", "model.safetensors.index.json"):
+            if (path / name).is_file():
+                return path / name
+        raise UserError(f"{path}: a folder without model.safetensors; give the weights file itself")
+    if not path.is_file():
+        names = ", ".join(sorted(KNOWN))
+        raise UserError(f"{text}: no such file, and no backbone of that name. Known backbones: {names}")
+    return path
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file and its header's metadata."""
+    if path.name.endswith(".index.json"):
+        try:
+            shards = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise UserError(f"{path}: not an index of safetensors shards ({error})") from error
+        parts = [_read_safetensors(path.parent / shard)[0] for shard in shards]
+        return {name: tensor for part in parts for name, tensor in part.items()}, {}
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if path.suffix in (".pth", ".pt", ".bin", ".ckpt"):
+        return _read_torch(path), {}
+    raise UserError(f"{path}: weights come as .safetensors, or as .pth, .pt, .bin or .ckpt files of tensors")
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: not a readable safetensors file ({error}); is the download complete?") from error
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a zip, pickle or format error, of several unrelated types
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path}: not a file of plain tensors ({reason}). Sightline runs no code from files: where you trust it, "
+            "load it yourself and save its state dict as safetensors"
+        ) from error
+    while isinstance(content, Mapping) and not any(isinstance(value, Tensor) for value in content.values()):
+        inside = next((content[name] for name in CONTAINERS if isinstance(content.get(name), Mapping)), None)
+        if inside is None:
+            raise UserError(f"{path}: no tensors in it, only {', '.join(map(str, list(content)[:8]))}")
+        content = inside
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path}: holds a {type(content).__name__}, not a state dict")
+    return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def download(known: Known, revision: str | None) -> tuple[Path, str | None]:
+    """The file in the hub's cache, fetched if need be, and the commit it is from."""
+    if known.repository is None:
+        raise UserError(
+            f"{known.name}: not published as safetensors. {known.note} Then give that file, with like={known.name!r}"
+        )
+    from huggingface_hub import errors, hf_hub_download
+
+    repository = known.repository
+
+    def fetch(name: str) -> Path:
+        return Path(hf_hub_download(repository, name, revision=revision or known.revision))
+
+    where = f"{known.name}: {repository} on the Hugging Face hub"
+    try:
+        path = fetch(known.file)
+        if path.name.endswith(".index.json"):
+            for shard in sorted(set(json.loads(path.read_text())["weight_map"].values())):
+                fetch(shard)
+    except errors.GatedRepoError as error:
+        raise UserError(f"{where} asks you to accept its licence there and to log in with `hf auth login`") from error
+    except errors.RevisionNotFoundError as error:
+        raise UserError(f"{where} has no revision {revision or known.revision}") from error
+    except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            raise UserError(
+                f"{where} is neither in the local cache nor reachable: download it once while online, or give a file"
+            ) from error
+        raise UserError(f"{where} has no {known.file}") from error
+    except OSError as error:  # no network, no space
+        raise UserError(f"{where} could not be fetched ({error})") from error
+    return path, next((p.name for p in path.parents if re.fullmatch("[0-9a-f]{40}", p.name)), None)
+
+
+# ---- fitting ---------------------------------------------------------------------------------------------------------
+
+
+def fit(tensors: dict[str, Tensor], config: ViTConfig, path: Path, classes: int | None) -> ViT:
+    """A ViT of this config with these tensors, or a refusal that says what does not fit."""
+    config = as_in_file(config, tensors)
+    if classes is not None:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}
+        config = replace(config, classes=classes)
+    vit = ViT(config)
+    ours = vit.state_dict()
+    fresh = {name for name in ours if classes is not None and name.startswith(HEAD)}
+    missing = sorted(set(ours) - set(tensors) - fresh)
+    extra = sorted(set(tensors) - set(ours))
+    misfits = [
+        f"{name} is {list(tensors[name].shape)} instead of {list(ours[name].shape)}"
+        for name in sorted(set(ours) & set(tensors))
+        if tensors[name].shape != ours[name].shape
+    ]
+    if missing or extra or misfits:
+        what = [
+            f"{len(names)} {kind}: {', '.join(names[:6])}{', …' * (len(names) > 6)}"
+            for kind, names in (("missing", missing), ("left over", extra), ("of another shape", misfits))
+            if names
+        ]
+        raise UserError(f"{path}: does not fit. {'. '.join(what)}. It looks like {describe(tensors)}")
+    vit.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=not fresh)
+    return vit.eval()
+
+
+def as_in_file(config: ViTConfig, tensors: Mapping[str, Tensor]) -> ViTConfig:
+    """What may differ between files of the same backbone: the head, and DINOv3's biases, which some leave out."""
+    head = tensors.get("head.weight")
+    return replace(
+        config,
+        classes=0 if head is None else len(head),
+        head_bias="head.bias" in tensors,
+        head_norm="fc_norm.weight" in tensors,
+        qkv_bias=config.qkv_bias if "blocks.0.attn.qkv.bias" in tensors else "none",
+    )
+
+
+def config_for(tensors: dict[str, Tensor], metadata: dict[str, str], like: str | None, path: Path) -> ViTConfig:
+    """What a local file holds: as told, as its own header says, or as the only known backbone of that shape."""
+    if like is not None:
+        if like not in KNOWN:
+            raise UserError(f"like={like!r}: no such backbone. Known backbones: {', '.join(sorted(KNOWN))}")
+        return KNOWN[like].config
+    if METADATA_KEY in metadata:
+        return config_from_json(metadata[METADATA_KEY], path)
+    shape = shape_of(tensors)
+    if shape is None:
+        raise UserError(f"{path}: not a Vision Transformer that Sightline knows. It looks like {describe(tensors)}")
+    candidates = {name: known.config for name, known in KNOWN.items() if has_shape(known.config, shape)}
+    if len(set(candidates.values())) == 1:
+        return next(iter(candidates.values()))
+    remedy = "say which with like=" if candidates else "say what it is with config="
+    which = f"It could be {', '.join(candidates)}: their preprocessing differs, so" if candidates else ""
+    raise UserError(f"{path}: holds {describe(tensors)}. {which} {remedy}")
+
+
+def config_from_json(text: str, path: Path | str) -> ViTConfig:
+    try:
+        values: dict[str, Any] = json.loads(text, object_hook=_lists_to_tuples)
+        values["input"] = Input(**values["input"])
+        return ViTConfig(**values)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path}: its header was written by another version of Sightline ({error})") from error
+
+
+def _lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def shape_of(tensors: Mapping[str, Tensor]) -> dict[str, object] | None:
+    """The fields of a ViTConfig that tensors' names and shapes give away."""
+    needed = ("cls_token", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight")
+    if any(name not in tensors for name in needed):
+        return None
+    cls, proj, fc1, fc2 = (tensors[name] for name in needed)
+    hidden = fc2.shape[1]
+    shape = {
+        "width": cls.shape[-1],
+        "depth": 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")),
+        "patch": proj.shape[-1],
+        "registers": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
+        "hidden": hidden,
+        "gated": fc1.shape[0] == 2 * hidden,
+        "rotary": "pos_embed" not in tensors,
+        "layer_scale": "blocks.0.ls1.gamma" in tensors,
+        "pre_norm": "norm_pre.weight" in tensors,
+        "patch_bias": "patch_embed.proj.bias" in tensors,
+    }
+    if "pos_embed" in tensors:
+        side = math.isqrt(tensors["pos_embed"].shape[1])
+        shape["grid"] = (side, side)
+    return shape
+
+
+def has_shape(config: ViTConfig, shape: dict[str, object]) -> bool:
+    mine = {
+        "hidden": config.hidden or 4 * config.width,
+        "gated": config.mlp == "swiglu",
+        "rotary": config.positions == "rotary",
+        "layer_scale": config.layer_scale is not None,
+    }
+    return all(mine.get(name, getattr(config, name, None)) == value for name, value in shape.items())
+
+
+def describe(tensors: Mapping[str, Tensor]) -> str:
+    """What a file looks like, for a person."""
+    shape = shape_of(tensors)
+    if shape is None:
+        names = ", ".join(list(tensors)[:6])
+        return f"{len(tensors)} tensors that are no Vision Transformer: {names}, …"
+    extras = [f"{shape['registers']} registers" if shape["registers"] else "no registers"]
+    extras += [
+        word
+        for key, word in (
+            ("gated", "SwiGLU"),
+            ("layer_scale", "LayerScale"),
+            ("rotary", "rotary positions"),
+            ("pre_norm", "a norm before the blocks (CLIP)"),
+        )
+        if shape[key]
+    ]
+    close = [name for name, known in KNOWN.items() if has_shape(known.config, shape)]
+    return f"a ViT of width {shape['width']}, {shape['depth']} blocks, patch {shape['patch']}, {', '.join(extras)}" + (
+        f" (like {', '.join(close)})" if close else ""
+    )
