@@ -1,0 +1,202 @@
+"""The leak finder: does what a model should not see reach its output, and where does it get in?
+
+For anybody's `nn.Module` that takes images. It redraws the hidden pixels, compares the output, and names the first
+module in which something that should be untouched (a kept token, a kept cell of a feature map) changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import UserError
+from .redraw import NOT_NUMBERS, redraws
+from .sight import Sight
+
+MOST_PREFIX_TOKENS = 16  # a sequence up to this much longer than the patch grid is taken as prefix tokens + patches
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Whether hidden pixels reach the output of a model, by how much, and where they get in."""
+
+    leaks: bool
+    images: int
+    trials: int  # redraws × images
+    changed: int  # trials in which the output was not bit-identical
+    largest_change: float  # of any number in the output, over the redraws with finite pixels
+    relative_change: float  # the same, over the standard deviation of the output between and within images
+    module: str | None  # the first module in which something kept changes
+    kind: str | None  # its class
+    what: str | None  # what changes there
+
+    @property
+    def sentence(self) -> str:
+        tried = f"{self.trials:,} redraws of the hidden pixels of {self.images} image{'s' * (self.images != 1)}"
+        if not self.leaks:
+            return f"No leak found: {tried} changed no bit of the output."
+        place = f" They get in at {self.module} ({self.kind}): {self.what}." if self.module else ""
+        return (
+            f"Leaks: {tried} changed the output {self.changed:,} times, by up to {self.largest_change:.3g} "
+            f"({self.relative_change:.2g} standard deviations).{place}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"sentence": self.sentence} | asdict(self)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one module was given, or gave out, during a pass."""
+
+    module: str  # where this was computed: the module itself, or for what it was given, the one that called it
+    kind: str
+    before: str | None  # the submodule that was given it
+    tensors: list[Tensor]
+
+
+@torch.no_grad()
+def find_leak(
+    module: nn.Module,
+    images: Tensor,
+    sight: Sight,
+    *,
+    call: Callable[[Tensor], Any] | None = None,
+    draws: int = 3,
+    seed: int = 0,
+) -> Leak:
+    """Redraw what `sight` hides of `images` [B, 3, h, w] and see whether `module` notices.
+
+    `call(images)` runs the module where `module(images)` is not the way, for instance to hand it the mask as well.
+    The sight's `keep` says which tokens count as kept.
+    """
+    if sight.keep is None:
+        raise ValueError("the leak finder follows tokens: give the sight a `keep` grid, e.g. with Sight.of_pixels")
+    call = call or module
+    visible = sight.visible(images.shape[-2:])
+    before = trace(module, call, images)
+    for one, two in zip(before, trace(module, call, images), strict=True):
+        if any(changed(a, b).any() for a, b in zip(one.tensors, two.tensors, strict=True)):
+            raise UserError(
+                f"{one.module} answers the same images differently each time: call .eval() and fix its seeds"
+            )
+
+    generator = torch.Generator().manual_seed(seed)
+    output, first, trials, count, largest = before[-1], None, 0, 0, 0.0
+    for kind, redrawn in redraws(images, ~visible, draws, generator):
+        after = trace(module, call, redrawn)
+        differs = torch.zeros(len(images), dtype=torch.bool)
+        for a, b in zip(output.tensors, after[-1].tensors, strict=True):
+            differs |= changed(a, b).flatten(1).any(dim=1).cpu()
+            if kind not in NOT_NUMBERS:
+                largest = max(largest, (a.double() - b.double()).abs().max().item())
+        trials, count = trials + len(images), count + int(differs.sum())
+        if first is None and kind not in NOT_NUMBERS:
+            first = first_change(before, after, sight.keep, visible)
+    spread = torch.cat([t.double().flatten() for t in output.tensors]).std().item()
+    place = first if count else None
+    return Leak(
+        leaks=count > 0,
+        images=len(images),
+        trials=trials,
+        changed=count,
+        largest_change=largest,
+        relative_change=largest / spread if spread else float("inf") if largest else 0.0,
+        module=place[0].module if place else None,
+        kind=place[0].kind if place else None,
+        what=place[1] if place else None,
+    )
+
+
+def trace(module: nn.Module, call: Callable[[Tensor], Any], images: Tensor) -> list[Step]:
+    """Run once and note what every submodule was given and gave out, in time; the output of the whole comes last."""
+    steps: list[Step] = []
+    running = [("the model itself", type(module).__name__)]
+
+    def enter(name: str) -> Callable:
+        def note(m: nn.Module, args: tuple, kwargs: dict) -> None:
+            steps.append(Step(*running[-1], name.rpartition(".")[2], [t.clone() for t in floats([args, kwargs])]))
+            running.append((name, type(m).__name__))
+
+        return note
+
+    def leave(_m: nn.Module, _args: tuple, out: Any) -> None:
+        steps.append(Step(*running.pop(), None, [t.clone() for t in floats(out)]))
+
+    hooks = []
+    for name, m in module.named_modules():
+        if name:
+            hooks.append(m.register_forward_pre_hook(enter(name), with_kwargs=True))
+            hooks.append(m.register_forward_hook(leave))
+    try:
+        tensors = list(floats(call(images)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not tensors:
+        raise UserError(f"{type(module).__name__} gave out no floating-point tensor")
+    return [*steps, Step(*running[0], None, tensors)]
+
+
+def floats(output: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in whatever a module gives out."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from floats(value)
+    elif isinstance(output, list | tuple | set):
+        for value in output:
+            yield from floats(value)
+    elif is_dataclass(output) and not isinstance(output, type):
+        yield from floats(vars(output))
+
+
+def first_change(before: list[Step], after: list[Step], keep: Tensor, visible: Tensor) -> tuple[Step, str] | None:
+    for one, two in zip(before, after, strict=True):
+        for a, b in zip(one.tensors, two.tensors, strict=True):
+            name, cells = kept(a, keep, visible)
+            if cells is not None and bool((changed(a, b) & cells).any()):
+                return one, f"{name} changes" + (f" on the way to its {one.before}" if one.before else "")
+    return None
+
+
+def kept(x: Tensor, keep: Tensor, visible: Tensor) -> tuple[str, Tensor | None]:
+    """What in `x` must not change, in words and as a mask that broadcasts over it; None where its layout is unknown."""
+    B, h, w = visible.shape
+    if len(x) != B:
+        return "", None
+    if x.ndim <= 2:
+        return "the pooled features", torch.ones_like(x, dtype=torch.bool)
+    if x.ndim == 4 and h % x.shape[2] == 0 and w % x.shape[3] == 0 and h // x.shape[2] == w // x.shape[3]:
+        cell = h // x.shape[2]
+        whole = visible.unflatten(2, (-1, cell)).unflatten(1, (-1, cell)).all(dim=4).all(dim=2)
+        return "a kept cell of the feature map", whole[:, None].expand_as(x)
+    patches = keep.flatten(1)
+    for axis in range(1, x.ndim):
+        prefix = x.shape[axis] - patches.shape[1]
+        if 0 <= prefix <= MOST_PREFIX_TOKENS:
+            tokens = torch.cat([patches.new_ones(B, prefix), patches], dim=1)
+            rows = tokens.view(B, *(1,) * (axis - 1), -1, *(1,) * (x.ndim - 1 - axis))
+            if axis == x.ndim - 2 and x.shape[-1] == x.shape[axis]:  # attention between tokens: kept to kept
+                rows = rows & tokens.view(B, *(1,) * (x.ndim - 2), -1)
+            return "a kept token", rows.expand_as(x)
+    return "", None
+
+
+def changed(a: Tensor, b: Tensor) -> Tensor:
+    """Where two tensors differ in any bit; NaN is equal to the same NaN."""
+    if a.shape != b.shape:
+        raise UserError(f"the model's shapes depend on hidden pixels: {list(a.shape)} became {list(b.shape)}")
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.contiguous().view(bits) != b.contiguous().view(bits)

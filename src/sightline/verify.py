@@ -1,0 +1,308 @@
+"""The proof: nothing outside the sight reaches the answer, shown on the running model.
+
+`verify` redraws the hidden pixels in every way it knows, many times, with the sight held fixed, and compares the
+logits and the kept tokens bit by bit. That is a proof by trial for the conditions stated in the certificate, not for
+all inputs; but the hiding is structural, so one bit out of place is a bug. It also says, as a figure and not as a
+proof, how often the sight itself and the answer change end to end: the selector does see the whole image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import __version__
+from .evaluate import wilson
+from .leaks import Leak, changed, find_leak
+from .redraw import NOT_NUMBERS, fill, noise_like, plausible_redraws, redraws
+from .sight import Method, Prediction, Sight, spread
+from .vit import ViT
+
+ASCENT = "gradient ascent"
+
+
+@dataclass
+class Tried:
+    """One way of redrawing hidden pixels and what came of it. A trial is one redraw of one image."""
+
+    level: Literal["patches", "pixels"]
+    kind: str
+    trials: int = 0
+    changed: int = 0
+    largest_change: float | None = 0.0  # None for redraws that are no numbers: there is no distance to them
+
+
+@dataclass(frozen=True)
+class Certificate:
+    verdict: Literal["blind", "leaks", "refused"]
+    sentence: str
+    images: int
+    tried: list[Tried]
+    largest_gradient: float | None  # of the logits with respect to a hidden pixel; None: the method has no gradient
+    control: dict[str, int]  # the same with *visible* pixels, which must make a difference
+    end_to_end: dict[str, Any] | None  # a figure, not a proof; None when the sight was given from outside
+    leak: dict[str, Any] | None  # where hidden pixels get in, if they do
+    conditions: dict[str, Any]
+    model: dict[str, str]
+
+    @property
+    def trials(self) -> int:
+        return sum(t.trials for t in self.tried)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+
+def verify(
+    method: Method,
+    images: Tensor,
+    sight: Sight | None = None,
+    *,
+    draws: int = 5,
+    ascent_steps: int = 5,
+    batch: int = 16,
+    seed: int = 0,
+) -> Certificate:
+    """Prove on `images` [n, 3, h, w] that `method` is blind outside its sight (or outside the `sight` given)."""
+    if isinstance(method, nn.Module):
+        method.eval()
+    proof = Proof(method, draws, ascent_steps, torch.Generator().manual_seed(seed))
+    for start in range(0, len(images), batch):
+        some = images[start : start + batch]
+        with torch.no_grad():
+            seen = method.look(some) if sight is None else sight[start : start + batch].to(some.device)
+            proof.add(some, seen)
+            if sight is None:
+                proof.follow_end_to_end(some, seen)
+    return proof.certificate(images[:batch])
+
+
+class Proof:
+    """Collects trials over batches of images."""
+
+    def __init__(self, method: Method, draws: int, ascent_steps: int, generator: torch.Generator):
+        self.method, self.draws, self.ascent_steps, self.generator = method, draws, ascent_steps, generator
+        self.images, self.coverage = 0, 0.0
+        self.tried: dict[tuple[str, str], Tried] = {}
+        self.largest_gradient: float | None = None
+        self.control = {"trials": 0, "changed": 0}
+        self.end_to_end: dict[str, dict[str, Any]] = {}
+        self.hiding: set[str] = set()
+        self.refusals: list[str] = []
+        self.leak: Leak | None = None
+        self.compared = "logits"
+
+    def add(self, images: Tensor, sight: Sight) -> None:
+        visible = sight.visible(images.shape[-2:])
+        before = self.judge(images, sight)
+        self.images += len(images)
+        self.coverage += sight.coverage(images.shape[-2:]).sum().item()
+        self.compared = "logits" if before.tokens is None else "logits and kept tokens"
+        if not before.logits.isfinite().all():
+            self.refusals.append("the answer itself is not a finite number")
+        if difference(before, self.judge(images, sight))[0].any():
+            self.refusals.append("the model answers the same images differently each time")
+        leaked = False
+        for level, hidden in levels(sight, visible):
+            for kind, redrawn in self.redraws(images, hidden, sight):
+                leaked |= self.note(level, kind, before, self.judge(redrawn, sight), hidden)
+        if leaked and self.leak is None and isinstance(self.method, nn.Module):
+            self.leak = self.find_leak(images, sight)
+        self.add_control(images, visible, before, sight)
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        with watch_hiding(self.method, self.hiding):
+            return self.method.judge(images, sight)
+
+    def redraws(self, images: Tensor, hidden: Tensor, sight: Sight) -> Iterator[tuple[str, Tensor]]:
+        yield from redraws(images, hidden, self.draws, self.generator)
+        yield from ((ASCENT, x) for x in self.ascend(images, hidden, sight))
+
+    def ascend(self, images: Tensor, hidden: Tensor, sight: Sight) -> Iterator[Tensor]:
+        """Hidden pixels moved to where they would sway the answer most, if they could."""
+        x = fill(images, hidden, images + 0.1 * noise_like(images, self.generator))
+        for _ in range(self.ascent_steps):
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                logits = self.method.judge(x, sight).logits
+                towards = noise_like(logits, self.generator)
+                gradient = None
+                if logits.requires_grad:
+                    (gradient,) = torch.autograd.grad((logits * towards).sum(), x, allow_unused=True)
+            sign = noise_like(images, self.generator).sign()
+            if gradient is not None:
+                there = gradient.masked_select(hidden[:, None].expand_as(gradient)).abs()
+                self.largest_gradient = max(self.largest_gradient or 0.0, there.max().item() if len(there) else 0.0)
+                sign = torch.where(gradient != 0, gradient.sign(), sign)
+            x = fill(images, hidden, x.detach() + 0.1 * sign)
+            yield x
+
+    def note(self, level, kind: str, before: Prediction, after: Prediction, hidden: Tensor) -> bool:
+        """Count a redraw for the images that had something to hide."""
+        row = self.tried.setdefault((level, kind), Tried(level, kind))
+        differs, by = difference(before, after)
+        row.trials += int(hidden.flatten(1).any(dim=1).sum())
+        row.changed += int(differs.sum())
+        row.largest_change = None if kind in NOT_NUMBERS else max(row.largest_change or 0.0, by)
+        return bool(differs.any())
+
+    def find_leak(self, images: Tensor, sight: Sight) -> Leak | None:
+        if sight.keep is None or not isinstance(self.method, nn.Module):
+            return None
+        return find_leak(
+            self.method, images[:4], sight[:4], call=lambda x: self.method.judge(x, sight[: len(x)]).logits
+        )
+
+    def add_control(self, images: Tensor, visible: Tensor, before: Prediction, sight: Sight) -> None:
+        redrawn = fill(images, visible, images + noise_like(images, self.generator))
+        differs, _ = difference(before, self.judge(redrawn, sight))
+        something = visible.flatten(1).any(dim=1)
+        self.control["trials"] += int(something.sum())
+        self.control["changed"] += int((differs & something.cpu()).sum())
+
+    def follow_end_to_end(self, images: Tensor, sight: Sight) -> None:
+        size = images.shape[-2:]
+        visible, labels = sight.visible(size), self.method.judge(images, sight).labels
+        for kind, redrawn in plausible_redraws(images, ~visible, self.generator):
+            new = self.method.look(redrawn)
+            now, answer = new.visible(size), self.method.judge(redrawn, new).labels
+            row = self.end_to_end.setdefault(kind, {"n": 0, "answer_changed": 0, "sight_changed": 0, "sight_iou": 0.0})
+            row["n"] += len(images)
+            row["answer_changed"] += int((answer != labels).sum())
+            row["sight_changed"] += int((now != visible).flatten(1).any(dim=1).sum())
+            union = (now | visible).flatten(1).sum(dim=1)
+            row["sight_iou"] += torch.where(union > 0, (now & visible).flatten(1).sum(dim=1) / union, 1.0).sum().item()
+
+    def certificate(self, some: Tensor) -> Certificate:
+        tried = list(self.tried.values())
+        verdict, sentence = self.conclude(tried)
+        return Certificate(
+            verdict=verdict,
+            sentence=sentence,
+            images=self.images,
+            tried=tried,
+            largest_gradient=self.largest_gradient,
+            control=self.control,
+            end_to_end=self.end_to_end_figures(),
+            leak=self.leak.to_dict() if self.leak else None,
+            conditions=self.conditions(some),
+            model=fingerprint(self.method),
+        )
+
+    def conclude(self, tried: list[Tried]) -> tuple[Literal["blind", "leaks", "refused"], str]:
+        trials, count = sum(t.trials for t in tried), sum(t.changed for t in tried)
+        what = f"{trials:,} redraws of hidden pixels on {self.images} image{'s' * (self.images != 1)}"
+        refusals = list(dict.fromkeys(self.refusals))
+        if "weighted" in self.hiding:
+            refusals.append("it hides by weights, a form for training that keeps the content of hidden patches")
+        if not trials:
+            refusals.append("its sight hides nothing, so there is nothing to prove")
+        if self.control["trials"] and not self.control["changed"]:
+            refusals.append("visible pixels make no difference either, so blindness to hidden ones means nothing")
+        if refusals:
+            found = f" ({what}: {count:,} changed the {self.compared})" if trials else ""
+            return "refused", f"No certificate: {'; '.join(refusals)}{found}."
+        if count or self.largest_gradient:
+            worst = max(t.largest_change or 0.0 for t in tried)
+            place = f" They get in at {self.leak.module} ({self.leak.kind})." if self.leak and self.leak.module else ""
+            return "leaks", f"Not blind: of {what}, {count:,} changed the {self.compared}, by up to {worst:.3g}.{place}"
+        return "blind", (
+            f"Blind outside its sight: {what} ({self.coverage / self.images:.0%} visible) changed no bit of the "
+            f"{self.compared}; redrawing visible pixels changed {self.control['changed']} of {self.control['trials']}."
+        )
+
+    def end_to_end_figures(self) -> dict[str, Any] | None:
+        if not self.end_to_end:
+            return None
+        rows = {}
+        for kind, row in self.end_to_end.items():
+            n = row["n"]
+            rows[kind] = row | {"sight_iou": row["sight_iou"] / n}
+            for figure in ("answer_changed", "sight_changed"):
+                rows[kind][f"{figure}_interval"] = [round(bound, 4) for bound in wilson(row[figure], n)]
+        return {"note": "the selector sees the whole image; intervals: Wilson, 95 %", "redrawn_with": rows}
+
+    def conditions(self, some: Tensor) -> dict[str, Any]:
+        kernels = {
+            name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math")
+        }
+        return {
+            "sight": "held fixed while hidden pixels were redrawn",
+            "hiding": sorted(self.hiding) or ["not observed"],
+            "visible_share": round(self.coverage / self.images, 4),
+            "batch_shape": list(some.shape),
+            "dtype": str(some.dtype).removeprefix("torch."),
+            "device": device_name(some.device),
+            "attention_kernels": sorted(name for name, enabled in kernels.items() if enabled),
+            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "sightline": __version__,
+        }
+
+
+def levels(sight: Sight, visible: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What is hidden: whole patches; and, where the sight goes further, single pixels inside kept ones too."""
+    if sight.keep is not None and not sight.keep.all():
+        yield "patches", ~spread(sight.keep, visible.shape[1:])
+    if (sight.keep_pixels is not None or sight.boxes is not None) and not visible.all():
+        yield "pixels", ~visible
+
+
+def difference(before: Prediction, after: Prediction) -> tuple[Tensor, float]:
+    """Which images' logits or tokens differ in any bit, and by how much at most."""
+    differs, largest = torch.zeros(len(before.logits), dtype=torch.bool), 0.0
+    for a, b in ((before.logits, after.logits), (before.tokens, after.tokens)):
+        if a is None or b is None:
+            continue
+        differs |= changed(a, b).flatten(1).any(dim=1).cpu()
+        gap = (a.double() - b.double()).abs()
+        largest = max(largest, gap[gap.isfinite()].max().item() if gap.isfinite().any() else 0.0)
+    return differs, largest
+
+
+class watch_hiding:
+    """Notes how the ViTs inside a method hide, while it runs."""
+
+    def __init__(self, method: Method, seen: set[str]):
+        modules = method.modules() if isinstance(method, nn.Module) else ()
+        self.vits, self.seen = [m for m in modules if isinstance(m, ViT)], seen
+
+    def __enter__(self):
+        self.hooks = [
+            v.register_forward_hook(lambda _, __, out: self.seen.add(out.hide or "nothing")) for v in self.vits
+        ]
+
+    def __exit__(self, *_):
+        for hook in self.hooks:
+            hook.remove()
+
+
+def fingerprint(method: Method) -> dict[str, str]:
+    """What was proved, so that a certificate cannot be passed off for another model."""
+    name = f"{type(method).__module__}.{type(method).__qualname__}"
+    if not isinstance(method, nn.Module):
+        return {"class": name}
+    weights = hashlib.sha256()
+    for key, tensor in sorted(method.state_dict().items()):
+        weights.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
+        weights.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return {
+        "class": name,
+        "architecture_sha256": hashlib.sha256(repr(method).encode()).hexdigest(),
+        "weights_sha256": weights.hexdigest(),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
