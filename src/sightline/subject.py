@@ -1,0 +1,180 @@
+"""What `sightline verify` is asked about: a model, pictures, and where it may look."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .config import Verify
+from .data.images import find_images, mask_to_tensor, read_image, read_mask, to_tensor
+from .errors import UserError
+from .methods.pair import Pair
+from .sight import Method, Sight
+from .vit import Input, ViT
+from .weights import load_backbone
+from .what.masked import MaskedViT
+from .what.pool import LateMask
+from .where.attention import AttentionSight
+
+STAND_IN_CLASSES = 10
+
+
+@dataclass
+class Subject:
+    name: str
+    module: nn.Module
+    method: Method | None  # None: a module that is not ours
+    images: Tensor
+    pictures: str
+    sight: Sight | None = None  # None: the method looks for itself
+    where: str = ""
+    call: Callable[[Tensor], Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def subject_of(command: Verify) -> Subject:
+    check(command)
+    path, colon, function = command.model.rpartition(":")
+    if colon and not Path(command.model).exists():
+        module = own_module(path, function)
+        subject = Subject(function, module, None, *pictures(command, Input(), command.patch))
+        grid = (subject.images.shape[2] // command.patch, subject.images.shape[3] // command.patch)
+    else:
+        vit = load_backbone(command.model, like=command.like)
+        subject = Subject(Path(command.model).name, vit, None, *pictures(command, vit.config.input, vit.config.patch))
+        subject.method = method_of(vit, command, subject.notes)
+        subject.module = subject.method
+        grid = vit.grid(subject.images)
+    subject.sight, subject.where = sight_of(command, subject, grid)
+    device, dtype = on_device(command.device), getattr(torch, command.dtype)
+    subject.module.to(device, dtype).eval()
+    subject.images = subject.images.to(device, dtype)
+    if subject.sight is not None:
+        subject.sight = subject.sight.to(device)
+        if command.mask_argument and subject.method is None:
+            mask = {command.mask_argument: subject.sight.keep}
+            subject.call = lambda x: module(x, **mask)
+    return subject
+
+
+def check(command: Verify) -> None:
+    if not 0 < command.share < 1:
+        raise UserError(f"--share {command.share}: a share between 0 and 1, such as 0.25")
+    if command.limit < 1 or command.draws < 1:
+        raise UserError("--limit and --draws start at 1")
+    if command.pixels and command.where in ("attention", "random"):
+        raise UserError(f"--pixels needs masks: --where {command.where} chooses whole patches")
+    if command.where == "masks" and command.images and command.masks is None:
+        raise UserError("--where masks needs a folder of masks: --masks FOLDER")
+
+
+def on_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+        return device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name}: not to be had here ({str(error).splitlines()[0]})") from error
+
+
+def method_of(vit: ViT, command: Verify, notes: list[str]) -> Pair:
+    where = AttentionSight(vit, command.share)
+    if command.what == "late":
+        notes.append(f"late masking pools patches into a random {STAND_IN_CLASSES}-way head")
+        torch.manual_seed(command.seed)
+        return Pair(where, LateMask(vit, STAND_IN_CLASSES))
+    if vit.head is None:
+        notes.append(f"this backbone has no head: a random {STAND_IN_CLASSES}-way one stands in for the answers")
+        torch.manual_seed(command.seed)
+        vit.head = nn.Linear(vit.config.width, STAND_IN_CLASSES)
+    return Pair(where, MaskedViT(vit))
+
+
+def pictures(command: Verify, expects: Input, patch: int) -> tuple[Tensor, str]:
+    """The images, and what they are in words."""
+    expects = sized(command, expects, patch)
+    if not command.images:
+        from .data.toy import make_toy
+
+        images = make_toy(command.limit, size=expects.size[0], seed=command.seed).images
+        return images.float() / 255, "toy pictures"
+    paths = find_images(command.images)[: command.limit]
+    return torch.stack([to_tensor(read_image(path), expects) for path in paths]), "pictures"
+
+
+def sized(command: Verify, expects: Input, patch: int) -> Input:
+    side = command.size or expects.size[0] // patch * patch
+    if side < patch or side % patch:
+        raise UserError(
+            f"--size {side}: must be a multiple of the patch, {patch}, such as {max(side // patch, 1) * patch}"
+        )
+    return replace(expects, size=(side, side))
+
+
+def sight_of(command: Verify, subject: Subject, grid: tuple[int, int]) -> tuple[Sight | None, str]:
+    have_masks = command.masks is not None or not command.images
+    where = command.where or ("masks" if have_masks else "attention" if subject.method else "random")
+    if where == "masks":
+        visible = visible_of(command, subject.images)
+        how = "pixel by pixel" if command.pixels else "patch by patch"
+        return Sight.of_pixels(
+            visible, grid, exact=command.pixels, at_least=0.1 if command.pixels else 0.5
+        ), f"given masks, {how}"
+    if where == "random":
+        generator = torch.Generator().manual_seed(command.seed)
+        keep = torch.rand(len(subject.images), *grid, generator=generator) < command.share
+        return Sight(keep=keep), f"chance, at {command.share:.0%} of the patches"
+    if subject.method is None:
+        raise UserError("--where attention is for backbones; for a module of your own, use masks or random")
+    return None, f"its own attention, at {command.share:.0%} of the patches"
+
+
+def visible_of(command: Verify, images: Tensor) -> Tensor:
+    size = images.shape[-2:]
+    if not command.images:
+        from .data.toy import make_toy
+
+        return make_toy(len(images), size=size[0], seed=command.seed).masks
+    assert command.masks is not None
+    by_stem = {path.stem: path for path in find_images([command.masks])}
+    masks = []
+    for path in find_images(command.images)[: command.limit]:
+        if path.stem not in by_stem:
+            raise UserError(f"{path}: no mask of that name in {command.masks} (looked for {path.stem}.*)")
+        mask, image = read_mask(by_stem[path.stem]), read_image(path)
+        if mask.size != image.size:
+            sizes = " but its picture has ".join("{}×{} pixels".format(*one.size) for one in (mask, image))
+            raise UserError(f"{by_stem[path.stem]}: {sizes}")
+        masks.append(mask_to_tensor(mask, Input(size=(size[0], size[1]))))
+    return torch.stack(masks)
+
+
+def own_module(path: str, function: str) -> nn.Module:
+    """The user's own code, imported as Python would."""
+    try:
+        if path.endswith(".py"):
+            if not Path(path).is_file():
+                raise UserError(f"{path}: no such file")
+            spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+            assert spec is not None
+            assert spec.loader is not None
+            code = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(code)
+        else:
+            code = importlib.import_module(path)
+    except ImportError as error:
+        raise UserError(f"{path}:{function}: cannot be imported ({error})") from error
+    build = getattr(code, function, None)
+    if build is None:
+        raise UserError(f"{path}: has no {function}")
+    module = build()
+    if not isinstance(module, nn.Module):
+        raise UserError(f"{path}:{function}: returned a {type(module).__name__}, not a torch.nn.Module")
+    return module
