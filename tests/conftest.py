@@ -9,7 +9,8 @@ import torch
 from sightline.vit import Input, ViT, ViTConfig
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach out
-torch.set_num_threads(1)  # tests run side by side
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests, and the programs they start, run side by side
+torch.set_num_threads(1)
 
 SHARED = Path(os.environ.get("SIGHTLINE_SHARED", Path(__file__).parents[2] / "shared"))
 PLAIN = Input(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))

@@ -42,14 +42,15 @@ def in_dtype(vit: ViT, dtype: torch.dtype) -> ViT:
     return copy.eval()
 
 
-def visible(images, keep, keep_pixels):
+def visible(keep, keep_pixels=None):
     shown = keep.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)
     return shown if keep_pixels is None else shown & keep_pixels
 
 
 def same_bits(a, b):
     return all(
-        torch.equal(getattr(a, name).float(), getattr(b, name).float()) for name in ("cls", "registers", "patches", "logits")
+        torch.equal(getattr(a, name).float(), getattr(b, name).float())
+        for name in ("cls", "registers", "patches", "logits")
     )
 
 
@@ -74,7 +75,9 @@ def test_ways_of_hiding_agree(scene):
     assert not masked.patches[~keep.flatten(1)].any()
     torch.testing.assert_close(removed.cls_attention, masked.cls_attention, **close)
     torch.testing.assert_close(whole.attention[-1][:, :, 0], masked.cls_attention[:, 1], **close)
-    torch.testing.assert_close(removed.keys.transpose(2, 3)[:, 0][kept], masked.keys.transpose(2, 3)[:, 0][kept], **close)
+    torch.testing.assert_close(
+        removed.keys.transpose(2, 3)[:, 0][kept], masked.keys.transpose(2, 3)[:, 0][kept], **close
+    )
 
 
 @given(scenes(), st.sampled_from(["noise", "nan", "inf", "-inf", "huge"]), st.sampled_from(["removal", "mask"]))
@@ -84,8 +87,11 @@ def test_hidden_pixels_change_no_bit(scene, content, hide):
     vit, images, keep, keep_pixels, dtype, generator = scene
     vit = in_dtype(vit, dtype)
     noise = torch.randn(images.shape, generator=generator)
-    other = {"noise": noise, "nan": noise * torch.nan, "inf": noise.abs() * torch.inf, "-inf": -noise.abs() * torch.inf, "huge": 1e30 * noise}[content]  # fmt: skip
-    redrawn = torch.where(visible(images, keep, keep_pixels)[:, None], images, other)
+    infinite = noise.abs() * torch.inf
+    other = {"noise": noise, "nan": noise * torch.nan, "inf": infinite, "-inf": -infinite, "huge": 1e30 * noise}[
+        content
+    ]
+    redrawn = torch.where(visible(keep, keep_pixels)[:, None], images, other)
     assert same_bits(vit(images, keep, keep_pixels, hide=hide), vit(redrawn, keep, keep_pixels, hide=hide))
 
 
@@ -104,7 +110,7 @@ def test_gradients_are_nan_proof_too(hide):
     """Zero times NaN is NaN: hidden pixels must be out of the way before the embedding, or its gradient is lost."""
     vit, images = small_vit(), torch.rand(3, 3, 32, 32)
     keep = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(1)) < 0.5
-    hidden = ~visible(images, keep, None)[:, None]
+    hidden = ~visible(keep)[:, None]
     vit(torch.where(hidden, torch.nan, images), keep, hide=hide).logits.sum().backward()
     assert all(p.grad.isfinite().all() for p in vit.parameters() if p.grad is not None)
     assert vit.patch_embed.proj.weight.grad.abs().sum() > 0
@@ -227,7 +233,13 @@ def test_positions_are_sampled_where_their_authors_sample_them(how, as_if, gener
 
     def cubic(t):
         t, a = abs(t), -0.75
-        return (a + 2) * t**3 - (a + 3) * t**2 + 1 if t <= 1 else a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0
+        return (
+            (a + 2) * t**3 - (a + 3) * t**2 + 1
+            if t <= 1
+            else a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+            if t < 2
+            else 0
+        )
 
     for column in range(11):
         where = (column + 0.5) * 16 / as_if - 0.5

@@ -35,7 +35,14 @@ def dinov2_with_registers():
 
 
 def dinov3(gated: bool = False):
-    config = transformers.DINOv3ViTConfig(**SMALL, image_size=64, patch_size=16, num_register_tokens=4, use_gated_mlp=gated, hidden_act="silu" if gated else "gelu")
+    config = transformers.DINOv3ViTConfig(
+        **SMALL,
+        image_size=64,
+        patch_size=16,
+        num_register_tokens=4,
+        use_gated_mlp=gated,
+        hidden_act="silu" if gated else "gelu",
+    )
     ours = ViTConfig(
         **OURS, patch=16, registers=4, layer_scale=1.0, positions="rotary", qkv_bias="no_key", norm_eps=1e-5,
         mlp="swiglu" if gated else "gelu",
@@ -58,7 +65,14 @@ def mae():
 def clip():
     config = transformers.CLIPVisionConfig(**SMALL, image_size=64, patch_size=16)
     ours = ViTConfig(
-        **OURS, patch=16, grid=(4, 4), norm_eps=1e-5, positions="bicubic", pre_norm=True, patch_bias=False, mlp="quick_gelu"
+        **OURS,
+        patch=16,
+        grid=(4, 4),
+        norm_eps=1e-5,
+        positions="bicubic",
+        pre_norm=True,
+        patch_bias=False,
+        mlp="quick_gelu",
     )
     return transformers.CLIPVisionModel(config), ours, {"interpolate_pos_encoding": True}
 
@@ -78,7 +92,7 @@ FAMILIES = {
 def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            centre = 1.0 if "norm" in name and name.endswith("weight") or "lambda1" in name else 0.0
+            centre = 1.0 if ("norm" in name and name.endswith("weight")) or "lambda1" in name else 0.0
             parameter.normal_(centre, 0.15, generator=generator)
 
 

@@ -44,25 +44,27 @@ def run(command: Verify | Backbones | Demo) -> int:
 
 def verify(command: Verify) -> int:
     from .leaks import find_leak
+    from .sight import Judge
     from .subject import subject_of
     from .verify import verify as prove
 
     subject = subject_of(command)
-    print(f"{subject.name} on {len(subject.images)} {subject.pictures}, looking by {subject.where}.")
-    for note in subject.notes:
-        print(f"({note})")
-    if subject.method is None:
-        assert subject.sight is not None, "only methods look for themselves"
-        leak = find_leak(
-            subject.module, subject.images, subject.sight, call=subject.call, draws=command.draws, seed=command.seed
-        )
-        _save(command, leak)
-        print(leak.sentence)
-        return int(leak.leaks)
-    certificate = prove(subject.method, subject.images, subject.sight, draws=command.draws, seed=command.seed)
-    _save(command, certificate)
-    show(certificate)
-    return int(certificate.verdict != "blind")
+    kind = "pictures" if command.images else "toy pictures"
+    print(f"{subject.name} on {len(subject.images)} {kind}, looking by {subject.where}.")
+    if subject.note:
+        print(f"({subject.note})")
+    if isinstance(subject.module, Judge):
+        certificate = prove(subject.module, subject.images, subject.sight, draws=command.draws, seed=command.seed)
+        _save(command, certificate)
+        show(certificate)
+        return int(certificate.verdict != "blind")
+    assert subject.sight is not None, "only methods look for themselves"
+    leak = find_leak(
+        subject.module, subject.images, subject.sight, call=subject.call, draws=command.draws, seed=command.seed
+    )
+    _save(command, leak)
+    print(leak.sentence)
+    return int(leak.leaks)
 
 
 def show(certificate: Certificate) -> None:

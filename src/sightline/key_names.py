@@ -71,7 +71,7 @@ def _tower(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for tower in TOWERS:
         if any(key.startswith(tower) for key in tensors):
             return {
-                key.removeprefix(tower): tensor
+                WRAPPERS.sub("", key.removeprefix(tower)): tensor
                 for key, tensor in tensors.items()
                 if key.startswith((tower, *BESIDE_THE_TOWER))
             }
@@ -79,12 +79,13 @@ def _tower(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _join_qkv(named: dict[str, Tensor], at: str) -> None:
-    if f"{at}q.weight" in named:
-        named[f"{at}qkv.weight"] = torch.cat([named.pop(f"{at}{one}.weight") for one in "qkv"])
-    biases = {one: named.pop(f"{at}{one}.bias") for one in "qkv" if f"{at}{one}.bias" in named}
-    if biases:
-        absent = torch.zeros_like(next(iter(biases.values())))
-        named[f"{at}qkv.bias"] = torch.cat([biases.get(one, absent) for one in "qkv"])
+    weights, biases = ([f"{at}{one}.{kind}" for one in "qkv"] for kind in ("weight", "bias"))
+    if all(name in named for name in weights):
+        named[f"{at}qkv.weight"] = torch.cat([named.pop(name) for name in weights])
+    query, key, value = biases
+    if query in named and value in named:  # DINOv3 and BEiT have none for the key
+        named.setdefault(key, torch.zeros_like(named[query]))
+        named[f"{at}qkv.bias"] = torch.cat([named.pop(name) for name in biases])
 
 
 def _join_mlp(named: dict[str, Tensor], at: str) -> None:

@@ -42,10 +42,10 @@ class Leak:
         if not self.leaks:
             return f"No leak found: {tried} changed no bit of the output."
         place = f" They get in at {self.module} ({self.kind}): {self.what}." if self.module else ""
-        return (
-            f"Leaks: {tried} changed the output {self.changed:,} times, by up to {self.largest_change:.3g} "
-            f"({self.relative_change:.2g} standard deviations).{place}"
-        )
+        by = f"by up to {self.largest_change:.3g} ({self.relative_change:.2g} standard deviations)"
+        if not self.largest_change:
+            by = "but only where hidden pixels were NaN or infinite"
+        return f"Leaks: {tried} changed the output {self.changed:,} times, {by}.{place}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"sentence": self.sentence} | asdict(self)
@@ -86,9 +86,7 @@ def find_leak(
     before = trace(module, call, images)
     for one, two in zip(before, trace(module, call, images), strict=True):
         if any(changed(a, b).any() for a, b in zip(one.tensors, two.tensors, strict=True)):
-            raise UserError(
-                f"{one.module} answers the same images differently each time: call .eval() and fix its seeds"
-            )
+            raise UserError(f"{one.module} ({one.kind}) is not repeatable: call .eval() and fix its seeds")
 
     generator = torch.Generator().manual_seed(seed)
     output, first, trials, count, largest = before[-1], None, 0, 0, 0.0
@@ -100,10 +98,9 @@ def find_leak(
             if kind not in NOT_NUMBERS:
                 largest = max(largest, (a.double() - b.double()).abs().max().item())
         trials, count = trials + len(images), count + int(differs.sum())
-        if first is None and kind not in NOT_NUMBERS:
+        if first is None and differs.any():
             first = first_change(before, after, sight.keep, visible)
     spread = torch.cat([t.double().flatten() for t in output.tensors]).std().item()
-    place = first if count else None
     return Leak(
         leaks=count > 0,
         images=len(images),
@@ -111,9 +108,9 @@ def find_leak(
         changed=count,
         largest_change=largest,
         relative_change=largest / spread if spread else float("inf") if largest else 0.0,
-        module=place[0].module if place else None,
-        kind=place[0].kind if place else None,
-        what=place[1] if place else None,
+        module=first[0].module if first else None,
+        kind=first[0].kind if first else None,
+        what=first[1] if first else None,
     )
 
 
@@ -177,7 +174,7 @@ def kept(x: Tensor, keep: Tensor, visible: Tensor) -> tuple[str, Tensor | None]:
     if len(x) != B:
         return "", None
     if x.ndim <= 2:
-        return "the pooled features", torch.ones_like(x, dtype=torch.bool)
+        return "the pooled feature vector", torch.ones_like(x, dtype=torch.bool)
     if x.ndim == 4 and h % x.shape[2] == 0 and w % x.shape[3] == 0 and h // x.shape[2] == w // x.shape[3]:
         cell = h // x.shape[2]
         whole = visible.unflatten(2, (-1, cell)).unflatten(1, (-1, cell)).all(dim=4).all(dim=2)

@@ -119,20 +119,29 @@ class Prediction:
 
 
 @runtime_checkable
-class Method(Protocol):
-    """A pairing of *where* and *what*. Images are floats [B, 3, h, w] in [0, 1]."""
-
-    def look(self, images: Tensor) -> Sight:
-        """Where to look: costly, once per image."""
-        ...
+class Judge(Protocol):
+    """*What*: the half of a method that answers from a `Sight`. Images are floats [B, 3, h, w] in [0, 1]."""
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         """What it is, from nothing but `sight`: cheap, many times."""
         ...
 
+
+class Look(Protocol):
+    """*Where*: the half of a method that chooses the `Sight`."""
+
+    def look(self, images: Tensor) -> Sight:
+        """Where to look: costly, once per image."""
+        ...
+
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         """What to draw: named maps [B, H, W]."""
         ...
+
+
+@runtime_checkable
+class Method(Look, Judge, Protocol):
+    """Both halves: `look`, `judge` and `maps`, and no more."""
 
 
 def spread(cells: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from .config import Verify
 from .data.images import find_images, mask_to_tensor, read_image, read_mask, to_tensor
 from .errors import UserError
 from .methods.pair import Pair
-from .sight import Method, Sight
+from .sight import Sight
 from .vit import Input, ViT
 from .weights import load_backbone
 from .what.masked import MaskedViT
@@ -26,42 +26,61 @@ from .where.attention import AttentionSight
 STAND_IN_CLASSES = 10
 
 
-@dataclass
+@dataclass(frozen=True)
 class Subject:
     name: str
-    module: nn.Module
-    method: Method | None  # None: a module that is not ours
+    module: nn.Module  # ours can be proved; one of the user's own can only be searched for leaks
     images: Tensor
-    pictures: str
-    sight: Sight | None = None  # None: the method looks for itself
-    where: str = ""
-    call: Callable[[Tensor], Any] | None = None
-    notes: list[str] = field(default_factory=list)
+    sight: Sight | None  # None: the module is a method and looks for itself
+    where: str  # in words
+    call: Callable[[Tensor], Any] | None = None  # how a module of the user's own is run
+    note: str = ""
 
 
 def subject_of(command: Verify) -> Subject:
     check(command)
     path, colon, function = command.model.rpartition(":")
-    if colon and not Path(command.model).exists():
-        module = own_module(path, function)
-        subject = Subject(function, module, None, *pictures(command, Input(), command.patch))
-        grid = (subject.images.shape[2] // command.patch, subject.images.shape[3] // command.patch)
-    else:
-        vit = load_backbone(command.model, like=command.like)
-        subject = Subject(Path(command.model).name, vit, None, *pictures(command, vit.config.input, vit.config.patch))
-        subject.method = method_of(vit, command, subject.notes)
-        subject.module = subject.method
-        grid = vit.grid(subject.images)
-    subject.sight, subject.where = sight_of(command, subject, grid)
+    own = colon and not Path(command.model).exists()
+    subject = own_subject(command, path, function) if own else backbone_subject(command)
     device, dtype = on_device(command.device), getattr(torch, command.dtype)
     subject.module.to(device, dtype).eval()
-    subject.images = subject.images.to(device, dtype)
-    if subject.sight is not None:
-        subject.sight = subject.sight.to(device)
-        if command.mask_argument and subject.method is None:
-            mask = {command.mask_argument: subject.sight.keep}
-            subject.call = lambda x: module(x, **mask)
-    return subject
+    sight = subject.sight.to(device) if subject.sight is not None else None
+    return replace(subject, images=subject.images.to(device, dtype), sight=sight)
+
+
+def backbone_subject(command: Verify) -> Subject:
+    vit = load_backbone(command.model, like=command.like)
+    images = pictures(command, vit.config.input, vit.config.patch)
+    note = stand_in_head(vit, command)
+    what = LateMask(vit, STAND_IN_CLASSES) if command.what == "late" else MaskedViT(vit)
+    sight, where = sight_of(command, images, vit.grid(images), default="attention")
+    method = what if sight is not None else Pair(AttentionSight(vit, command.share), what)
+    return Subject(Path(command.model).name, method, images, sight, where, note=note)
+
+
+def own_subject(command: Verify, path: str, function: str) -> Subject:
+    module = own_module(path, function)
+    images = pictures(command, Input(), command.patch)
+    grid = (images.shape[2] // command.patch, images.shape[3] // command.patch)
+    sight, where = sight_of(command, images, grid, default="random")
+    if sight is None:
+        raise UserError("--where attention is for backbones; for a module of your own, use masks or random")
+    call = None
+    if command.mask_argument:
+        mask = {command.mask_argument: sight.to(command.device).keep}
+        call = lambda x: module(x, **mask)  # noqa: E731
+    return Subject(function, module, images, sight, where, call=call)
+
+
+def stand_in_head(vit: ViT, command: Verify) -> str:
+    """Without a head there is no answer to compare; a random one, said to be so, will do for a proof."""
+    torch.manual_seed(command.seed)
+    if command.what == "late":
+        return f"late masking averages patches into a random {STAND_IN_CLASSES}-way head"
+    if vit.head is None:
+        vit.head = nn.Linear(vit.config.width, STAND_IN_CLASSES)
+        return f"this backbone has no head: a random {STAND_IN_CLASSES}-way one stands in for the answers"
+    return ""
 
 
 def check(command: Verify) -> None:
@@ -84,29 +103,14 @@ def on_device(name: str) -> torch.device:
         raise UserError(f"--device {name}: not to be had here ({str(error).splitlines()[0]})") from error
 
 
-def method_of(vit: ViT, command: Verify, notes: list[str]) -> Pair:
-    where = AttentionSight(vit, command.share)
-    if command.what == "late":
-        notes.append(f"late masking pools patches into a random {STAND_IN_CLASSES}-way head")
-        torch.manual_seed(command.seed)
-        return Pair(where, LateMask(vit, STAND_IN_CLASSES))
-    if vit.head is None:
-        notes.append(f"this backbone has no head: a random {STAND_IN_CLASSES}-way one stands in for the answers")
-        torch.manual_seed(command.seed)
-        vit.head = nn.Linear(vit.config.width, STAND_IN_CLASSES)
-    return Pair(where, MaskedViT(vit))
-
-
-def pictures(command: Verify, expects: Input, patch: int) -> tuple[Tensor, str]:
-    """The images, and what they are in words."""
+def pictures(command: Verify, expects: Input, patch: int) -> Tensor:
     expects = sized(command, expects, patch)
     if not command.images:
         from .data.toy import make_toy
 
-        images = make_toy(command.limit, size=expects.size[0], seed=command.seed).images
-        return images.float() / 255, "toy pictures"
+        return make_toy(command.limit, size=expects.size[0], seed=command.seed).images.float() / 255
     paths = find_images(command.images)[: command.limit]
-    return torch.stack([to_tensor(read_image(path), expects) for path in paths]), "pictures"
+    return torch.stack([to_tensor(read_image(path), expects) for path in paths])
 
 
 def sized(command: Verify, expects: Input, patch: int) -> Input:
@@ -118,21 +122,19 @@ def sized(command: Verify, expects: Input, patch: int) -> Input:
     return replace(expects, size=(side, side))
 
 
-def sight_of(command: Verify, subject: Subject, grid: tuple[int, int]) -> tuple[Sight | None, str]:
+def sight_of(command: Verify, images: Tensor, grid: tuple[int, int], default: str) -> tuple[Sight | None, str]:
+    """The sight, or None where attention is to choose it; and how it comes about, in words."""
     have_masks = command.masks is not None or not command.images
-    where = command.where or ("masks" if have_masks else "attention" if subject.method else "random")
+    where = command.where or ("masks" if have_masks else default)
     if where == "masks":
-        visible = visible_of(command, subject.images)
-        how = "pixel by pixel" if command.pixels else "patch by patch"
-        return Sight.of_pixels(
-            visible, grid, exact=command.pixels, at_least=0.1 if command.pixels else 0.5
-        ), f"given masks, {how}"
+        visible = visible_of(command, images)
+        if command.pixels:
+            return Sight.of_pixels(visible, grid), "given masks, pixel by pixel"
+        return Sight.of_pixels(visible, grid, at_least=0.5, exact=False), "given masks, patch by patch"
     if where == "random":
         generator = torch.Generator().manual_seed(command.seed)
-        keep = torch.rand(len(subject.images), *grid, generator=generator) < command.share
+        keep = torch.rand(len(images), *grid, generator=generator) < command.share
         return Sight(keep=keep), f"chance, at {command.share:.0%} of the patches"
-    if subject.method is None:
-        raise UserError("--where attention is for backbones; for a module of your own, use masks or random")
     return None, f"its own attention, at {command.share:.0%} of the patches"
 
 

@@ -22,7 +22,7 @@ from . import __version__
 from .evaluate import wilson
 from .leaks import Leak, changed, find_leak
 from .redraw import NOT_NUMBERS, fill, noise_like, plausible_redraws, redraws
-from .sight import Method, Prediction, Sight, spread
+from .sight import Judge, Method, Prediction, Sight, spread
 from .vit import ViT
 
 ASCENT = "gradient ascent"
@@ -64,7 +64,7 @@ class Certificate:
 
 
 def verify(
-    method: Method,
+    method: Judge,
     images: Tensor,
     sight: Sight | None = None,
     *,
@@ -73,24 +73,28 @@ def verify(
     batch: int = 16,
     seed: int = 0,
 ) -> Certificate:
-    """Prove on `images` [n, 3, h, w] that `method` is blind outside its sight (or outside the `sight` given)."""
+    """Prove on `images` [n, 3, h, w] that `method` is blind outside its sight, or outside the `sight` given."""
+    if sight is None and not isinstance(method, Method):
+        raise ValueError(f"{type(method).__name__} cannot look for itself: give verify the sight")
     if isinstance(method, nn.Module):
         method.eval()
     proof = Proof(method, draws, ascent_steps, torch.Generator().manual_seed(seed))
     for start in range(0, len(images), batch):
         some = images[start : start + batch]
         with torch.no_grad():
-            seen = method.look(some) if sight is None else sight[start : start + batch].to(some.device)
-            proof.add(some, seen)
-            if sight is None:
-                proof.follow_end_to_end(some, seen)
+            if sight is not None:
+                proof.add(some, sight[start : start + batch].to(some.device))
+            elif isinstance(method, Method):
+                seen = method.look(some)
+                proof.add(some, seen)
+                proof.follow_end_to_end(method, some, seen)
     return proof.certificate(images[:batch])
 
 
 class Proof:
     """Collects trials over batches of images."""
 
-    def __init__(self, method: Method, draws: int, ascent_steps: int, generator: torch.Generator):
+    def __init__(self, method: Judge, draws: int, ascent_steps: int, generator: torch.Generator):
         self.method, self.draws, self.ascent_steps, self.generator = method, draws, ascent_steps, generator
         self.images, self.coverage = 0, 0.0
         self.tried: dict[tuple[str, str], Tried] = {}
@@ -170,12 +174,12 @@ class Proof:
         self.control["trials"] += int(something.sum())
         self.control["changed"] += int((differs & something.cpu()).sum())
 
-    def follow_end_to_end(self, images: Tensor, sight: Sight) -> None:
+    def follow_end_to_end(self, method: Method, images: Tensor, sight: Sight) -> None:
         size = images.shape[-2:]
-        visible, labels = sight.visible(size), self.method.judge(images, sight).labels
+        visible, labels = sight.visible(size), method.judge(images, sight).labels
         for kind, redrawn in plausible_redraws(images, ~visible, self.generator):
-            new = self.method.look(redrawn)
-            now, answer = new.visible(size), self.method.judge(redrawn, new).labels
+            new = method.look(redrawn)
+            now, answer = new.visible(size), method.judge(redrawn, new).labels
             row = self.end_to_end.setdefault(kind, {"n": 0, "answer_changed": 0, "sight_changed": 0, "sight_iou": 0.0})
             row["n"] += len(images)
             row["answer_changed"] += int((answer != labels).sum())
@@ -274,7 +278,7 @@ def difference(before: Prediction, after: Prediction) -> tuple[Tensor, float]:
 class watch_hiding:
     """Notes how the ViTs inside a method hide, while it runs."""
 
-    def __init__(self, method: Method, seen: set[str]):
+    def __init__(self, method: Judge, seen: set[str]):
         modules = method.modules() if isinstance(method, nn.Module) else ()
         self.vits, self.seen = [m for m in modules if isinstance(m, ViT)], seen
 
@@ -288,7 +292,7 @@ class watch_hiding:
             hook.remove()
 
 
-def fingerprint(method: Method) -> dict[str, str]:
+def fingerprint(method: Judge) -> dict[str, str]:
     """What was proved, so that a certificate cannot be passed off for another model."""
     name = f"{type(method).__module__}.{type(method).__qualname__}"
     if not isinstance(method, nn.Module):

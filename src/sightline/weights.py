@@ -66,7 +66,9 @@ def load_backbone(
         path = existing_file(text)
         origin = Origin(like, path.name)
     tensors, metadata = read_tensors(path)
-    tensors = to_our_names({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
+    tensors = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+    if METADATA_KEY not in metadata:  # our own files have our names
+        tensors = to_our_names(tensors)
     if not tensors:
         raise UserError(f"{path}: holds no weights" + (f" under {prefix!r}" if prefix else ""))
     config = config or config_for(tensors, metadata, like, path)
@@ -102,17 +104,20 @@ def existing_file(text: str) -> Path:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file and its header's metadata."""
     if path.name.endswith(".index.json"):
-        try:
-            shards = sorted(set(json.loads(path.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"{path}: not an index of safetensors shards ({error})") from error
-        parts = [_read_safetensors(path.parent / shard)[0] for shard in shards]
+        parts = [_read_safetensors(path.parent / shard)[0] for shard in _shards(path)]
         return {name: tensor for part in parts for name, tensor in part.items()}, {}
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     if path.suffix in (".pth", ".pt", ".bin", ".ckpt"):
         return _read_torch(path), {}
     raise UserError(f"{path}: weights come as .safetensors, or as .pth, .pt, .bin or .ckpt files of tensors")
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index}: not an index of safetensors shards ({error})") from error
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -134,14 +139,17 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
             f"{path}: not a file of plain tensors ({reason}). Sightline runs no code from files: where you trust it, "
             "load it yourself and save its state dict as safetensors"
         ) from error
-    while isinstance(content, Mapping) and not any(isinstance(value, Tensor) for value in content.values()):
-        inside = next((content[name] for name in CONTAINERS if isinstance(content.get(name), Mapping)), None)
-        if inside is None:
-            raise UserError(f"{path}: no tensors in it, only {', '.join(map(str, list(content)[:8]))}")
+    while isinstance(content, Mapping) and (
+        inside := next((content[name] for name in CONTAINERS if isinstance(content.get(name), Mapping)), None)
+    ):
         content = inside
     if not isinstance(content, Mapping):
         raise UserError(f"{path}: holds a {type(content).__name__}, not a state dict")
-    return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        found = ", ".join(map(str, list(content)[:8]))
+        raise UserError(f"{path}: no tensors in it" + (f", only {found}" if found else ""))
+    return tensors
 
 
 def download(known: Known, revision: str | None) -> tuple[Path, str | None]:
@@ -150,32 +158,35 @@ def download(known: Known, revision: str | None) -> tuple[Path, str | None]:
         raise UserError(
             f"{known.name}: not published as safetensors. {known.note} Then give that file, with like={known.name!r}"
         )
+    path = _fetch(known.name, known.repository, known.file, revision or known.revision)
+    commit = next((p.name for p in path.parents if re.fullmatch("[0-9a-f]{40}", p.name)), None)
+    if path.name.endswith(".index.json"):
+        for shard in _shards(path):
+            _fetch(known.name, known.repository, shard, commit)
+    return path, commit
+
+
+def _fetch(name: str, repository: str, file: str, revision: str | None) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
-    repository = known.repository
-
-    def fetch(name: str) -> Path:
-        return Path(hf_hub_download(repository, name, revision=revision or known.revision))
-
-    where = f"{known.name}: {repository} on the Hugging Face hub"
+    where = f"{name}: {repository} on the Hugging Face hub"
     try:
-        path = fetch(known.file)
-        if path.name.endswith(".index.json"):
-            for shard in sorted(set(json.loads(path.read_text())["weight_map"].values())):
-                fetch(shard)
+        return Path(hf_hub_download(repository, file, revision=revision))
     except errors.GatedRepoError as error:
         raise UserError(f"{where} asks you to accept its licence there and to log in with `hf auth login`") from error
+    except errors.RepositoryNotFoundError as error:
+        raise UserError(f"{where} does not exist, or is private: then log in with `hf auth login`") from error
     except errors.RevisionNotFoundError as error:
-        raise UserError(f"{where} has no revision {revision or known.revision}") from error
-    except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            raise UserError(
-                f"{where} is neither in the local cache nor reachable: download it once while online, or give a file"
-            ) from error
-        raise UserError(f"{where} has no {known.file}") from error
-    except OSError as error:  # no network, no space
-        raise UserError(f"{where} could not be fetched ({error})") from error
-    return path, next((p.name for p in path.parents if re.fullmatch("[0-9a-f]{40}", p.name)), None)
+        raise UserError(f"{where} has no revision {revision}") from error
+    except errors.LocalEntryNotFoundError as error:
+        raise UserError(
+            f"{where} is neither in the local cache nor reachable: download it once while online, or give a file"
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise UserError(f"{where} has no {file}") from error
+    except Exception as error:  # no space, a cut transfer, a bad token: of several unrelated types
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{where} could not be fetched ({reason})") from error
 
 
 # ---- fitting ---------------------------------------------------------------------------------------------------------
@@ -183,10 +194,9 @@ def download(known: Known, revision: str | None) -> tuple[Path, str | None]:
 
 def fit(tensors: dict[str, Tensor], config: ViTConfig, path: Path, classes: int | None) -> ViT:
     """A ViT of this config with these tensors, or a refusal that says what does not fit."""
-    config = as_in_file(config, tensors)
+    config = as_in_file(config, tensors, classes)
     if classes is not None:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}
-        config = replace(config, classes=classes)
     vit = ViT(config)
     ours = vit.state_dict()
     fresh = {name for name in ours if classes is not None and name.startswith(HEAD)}
@@ -208,15 +218,18 @@ def fit(tensors: dict[str, Tensor], config: ViTConfig, path: Path, classes: int 
     return vit.eval()
 
 
-def as_in_file(config: ViTConfig, tensors: Mapping[str, Tensor]) -> ViTConfig:
+def as_in_file(config: ViTConfig, tensors: Mapping[str, Tensor], classes: int | None) -> ViTConfig:
     """What may differ between files of the same backbone: the head, and DINOv3's biases, which some leave out."""
+    if not any(name.endswith(".attn.qkv.bias") for name in tensors):
+        config = replace(config, qkv_bias="none")
+    if classes is not None:  # a fresh head is as the config has it, not as the file's was
+        return replace(config, classes=classes)
     head = tensors.get("head.weight")
     return replace(
         config,
         classes=0 if head is None else len(head),
-        head_bias="head.bias" in tensors,
+        head_bias=config.head_bias if head is None else "head.bias" in tensors,
         head_norm="fc_norm.weight" in tensors,
-        qkv_bias=config.qkv_bias if "blocks.0.attn.qkv.bias" in tensors else "none",
     )
 
 
@@ -234,9 +247,11 @@ def config_for(tensors: dict[str, Tensor], metadata: dict[str, str], like: str |
     candidates = {name: known.config for name, known in KNOWN.items() if has_shape(known.config, shape)}
     if len(set(candidates.values())) == 1:
         return next(iter(candidates.values()))
-    remedy = "say which with like=" if candidates else "say what it is with config="
-    which = f"It could be {', '.join(candidates)}: their preprocessing differs, so" if candidates else ""
-    raise UserError(f"{path}: holds {describe(tensors)}. {which} {remedy}")
+    if candidates:
+        which = f"It could be {', '.join(candidates)}: their preprocessing differs, so say which with like="
+    else:
+        which = "Say what it is with config="
+    raise UserError(f"{path}: holds {describe(tensors)}. {which}")
 
 
 def config_from_json(text: str, path: Path | str) -> ViTConfig:
@@ -261,7 +276,7 @@ def shape_of(tensors: Mapping[str, Tensor]) -> dict[str, object] | None:
     hidden = fc2.shape[1]
     shape = {
         "width": cls.shape[-1],
-        "depth": 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks.")),
+        "depth": 1 + max(int(name.split(".")[1]) for name in tensors if re.match(r"blocks\.\d+\.", name)),
         "patch": proj.shape[-1],
         "registers": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
         "hidden": hidden,

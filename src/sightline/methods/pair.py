@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from torch import Tensor, nn
 
-from ..sight import Prediction, Sight
-
-
-class Where(Protocol):
-    def look(self, images: Tensor) -> Sight: ...
-    def maps(self, images: Tensor) -> dict[str, Tensor]: ...
-
-
-class What(Protocol):
-    def judge(self, images: Tensor, sight: Sight) -> Prediction: ...
+from ..sight import Judge, Look, Prediction, Sight
 
 
 class Pair(nn.Module):
     """A method out of its two halves, which share nothing but the `Sight`."""
 
-    def __init__(self, where: Where, what: What):
+    def __init__(self, where: Look, what: Judge):
         super().__init__()
         self.where, self.what = where, what
 

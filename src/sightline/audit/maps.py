@@ -1,0 +1,38 @@
+"""Pictures of what a model sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from ..sight import Sight
+
+HIDDEN = 0.93  # a light grey that no photograph is full of
+CAPTION = 26  # pixels above a row
+
+
+def as_seen(images: Tensor, sight: Sight) -> Tensor:
+    """The images with everything that is hidden greyed out: what the prediction was made from, and no more."""
+    visible = sight.visible(images.shape[-2:])
+    return torch.where(visible[:, None], images, torch.full_like(images, HIDDEN))
+
+
+def sheet(rows: dict[str, Tensor], gap: int = 6) -> Image.Image:
+    """Rows of pictures [n, 3, h, w] under their captions."""
+    n, _, h, w = next(iter(rows.values())).shape
+    page = Image.new("RGB", (n * (w + gap) + gap, len(rows) * (h + CAPTION) + gap), "white")
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(size=15)
+    for row, (caption, images) in enumerate(rows.items()):
+        top = row * (h + CAPTION)
+        draw.text((gap, top + 4), caption, fill="black", font=font)
+        for column, image in enumerate(to_pictures(images)):
+            page.paste(image, (gap + column * (w + gap), top + CAPTION))
+    return page
+
+
+def to_pictures(images: Tensor) -> Sequence[Image.Image]:
+    pixels = (images.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    return [Image.fromarray(one) for one in pixels]

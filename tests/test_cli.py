@@ -1,0 +1,162 @@
+"""The command line as a person meets it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from PIL import Image
+
+from sightline import cli
+from sightline.config import Verify
+from sightline.weights import save_backbone
+
+from .conftest import small_vit
+
+
+def sightline(*arguments, expect=0):
+    result = subprocess.run(
+        [sys.executable, "-m", "sightline", *map(str, arguments)], capture_output=True, text=True, env=os.environ
+    )
+    assert result.returncode == expect, result.stdout + result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
+    save_backbone(small_vit(), path)
+    return path
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder, masks = tmp_path / "pictures", tmp_path / "masks"
+    folder.mkdir(), masks.mkdir()
+    for i in range(3):
+        noise = (torch.rand(40, 50, 3, generator=torch.Generator().manual_seed(i)) * 255).byte().numpy()
+        Image.fromarray(noise).save(folder / f"{i}.png")
+        mask = Image.new("L", (50, 40))
+        mask.paste(255, (10, 10, 30, 35))
+        mask.save(masks / f"{i}.png")
+    return folder
+
+
+def test_help_is_quick():
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        out = sightline("--help").stdout
+        times.append(time.perf_counter() - start)
+    assert "verify" in out
+    imported = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "sightline", "--help"], capture_output=True, text=True
+    ).stderr
+    assert " torch\n" not in imported, "help must not wait for torch"
+    assert min(times) < 5, "a loose bound: how fast it is, is for a quiet machine to say"
+
+
+def test_verify_a_weights_file_on_toy_pictures(weights, tmp_path):
+    out = sightline("verify", weights, "--size", 32, "--limit", 3, "--draws", 1, "--out", tmp_path / "c.json").stdout
+    assert "3 toy pictures, looking by given masks, patch by patch" in out
+    assert "blind  Blind outside its sight" in out
+    assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "blind"
+
+
+def test_verify_own_pictures_by_attention_and_by_masks(weights, pictures):
+    out = sightline("verify", weights, pictures, "--size", 32, "--draws", 1).stdout
+    assert "3 pictures, looking by its own attention" in out
+    assert "End to end (a figure, not a proof" in out
+    masks = pictures.parent / "masks"
+    out = sightline("verify", weights, pictures, "--size", 32, "--masks", masks, "--pixels", "--draws", 1).stdout
+    assert "pixel by pixel" in out
+    assert "pixels   NaN" in out
+
+
+def test_bad_news_has_another_exit_code(weights, pictures):
+    out = sightline("verify", weights, pictures, "--size", 32, "--what", "late", "--draws", 1, expect=1).stdout
+    assert "leaks  Not blind" in out
+
+
+def test_leak_finder_for_ones_own_module(pictures, tmp_path):
+    code = tmp_path / "mine.py"
+    code.write_text(
+        "import torch\n"
+        "class Mine(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embed = torch.nn.Conv2d(3, 4, 8, 8)\n"
+        "    def forward(self, x, visible=None):\n"
+        "        x = self.embed(x)\n"
+        "        return x.mean((2, 3)) if visible is None else torch.where(visible[:, None], x, 0).mean((2, 3))\n"
+        "def number():\n"
+        "    return 3\n"
+    )
+    arguments = ("verify", f"{code}:Mine", pictures, "--size", 32, "--patch", 8, "--draws", 1)
+    assert "They get in at the model itself (Mine)" in sightline(*arguments, expect=1).stdout
+    assert "No leak found" in sightline(*arguments, "--mask-argument", "visible").stdout
+    error = sightline("verify", f"{code}:number", expect=2).stderr
+    assert error.strip() == f"sightline: {code}:number: returned a int, not a torch.nn.Module"
+
+
+def test_backbones_are_listed():
+    out = sightline("backbones").stdout
+    assert "dinov2-s14-reg" in out
+    assert "rad-dino" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.safetensors"], "nowhere.safetensors: no such file, and no backbone of that name"),
+        (["{broken}"], "{broken}: not a readable safetensors file"),
+        (["{weights}", "{text}"], "{text}: not an image that can be read"),
+        (["{weights}", "nowhere.png"], "nowhere.png: no such file or folder"),
+        (["{weights}", "{empty}"], "{empty}: no pictures in this folder"),
+        (["{weights}", "{pictures}", "--size", "33"], "--size 33: must be a multiple of the patch, 8, such as 32"),
+        (["{weights}", "{pictures}", "--where", "attention", "--pixels"], "--pixels needs masks"),
+        (["{weights}", "{pictures}", "--where", "masks"], "--where masks needs a folder of masks"),
+        (["{weights}", "{pictures}", "--masks", "{other}"], "no mask of that name"),
+        (["{weights}", "{pictures}", "--share", "2"], "--share 2.0: a share between 0 and 1"),
+        (["{weights}", "--device", "cuda:99"], "--device cuda:99: not to be had here"),
+        (["{weights}", "--out", "{text}/c.json", "--size", "32", "--limit", "2", "--draws", "1"], "cannot be written"),
+        (["nowhere.py:build"], "nowhere.py: no such file"),
+        (["{text}:build"], "cannot be imported"),
+    ],
+)  # fmt: skip
+def test_wrong_input_gets_one_clear_line(arguments, message, weights, pictures, tmp_path, capsys, monkeypatch):
+    places = {"weights": weights, "pictures": pictures}
+    for name, suffix in (("broken", ".safetensors"), ("text", ".jpg")):
+        places[name] = tmp_path / f"{name}{suffix}"
+        places[name].write_text("hello")
+    for name in ("empty", "other"):
+        places[name] = tmp_path / name
+        places[name].mkdir()
+    Image.new("L", (4, 4)).save(places["other"] / "unrelated.png")
+    monkeypatch.setattr(sys, "argv", ["sightline", "verify", *(a.format(**places) for a in arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("sightline: ")
+    assert message.format(**places) in lines[0]
+
+
+def test_a_mask_must_have_the_size_of_its_picture(weights, pictures):
+    Image.new("L", (7, 5)).save(pictures.parent / "masks" / "1.png")
+    with pytest.raises(ValueError, match=r"1\.png: 7×5 pixels but its picture has 50×40 pixels"):
+        cli.run(Verify(str(weights), (pictures,), masks=pictures.parent / "masks", size=32))
+
+
+def test_the_demo_shows_what_it_says(tmp_path):
+    out = sightline("demo", "--out", tmp_path / "demo").stdout
+    assert out.count("blind  Blind outside its sight") == 2
+    assert out.count("leaks  Not blind") == 1
+    for name, verdict in (("patches", "blind"), ("pixels", "blind"), ("late", "leaks")):
+        assert json.loads((tmp_path / "demo" / f"{name}.json").read_text())["verdict"] == verdict
+    with Image.open(tmp_path / "demo" / "sight.png") as picture:
+        assert picture.size[0] > 500
