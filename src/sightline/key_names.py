@@ -15,7 +15,7 @@ from torch import Tensor
 
 # A file may hold more than the backbone: the first of these that is found is where the backbone is.
 TOWERS = ("vision_model.", "visual.trunk.", "visual.", "vit.", "dinov2_with_registers.", "dinov2.", "backbone.")
-BESIDE_THE_TOWER = ("classifier.", "visual_projection.")
+BESIDE_THE_TOWER = ("classifier.", "visual_projection.", "head.", "fc_norm.")
 WRAPPERS = re.compile(r"^(module\.|_orig_mod\.|model\.(?=layer\.))+")
 
 _RULES = [

@@ -49,15 +49,20 @@ def load_backbone(
     prefix: str = "",
     classes: int | None = None,
     revision: str | None = None,
+    seed: int = 0,
 ) -> ViT:
     """A ViT with published or local weights, in evaluation mode; `vit.origin` says where they are from.
 
     `like` names a known backbone that a local file has the shape and the preprocessing of; `config` says the same in
     full. `prefix` picks one part of a file (`stage_2.` of an iFAM checkpoint). `classes` replaces the file's head by a
-    fresh one. `revision` overrides the pinned commit of a hub repository.
+    fresh one, drawn from `seed`. `revision` overrides the pinned commit of a hub repository.
     """
     text = str(name_or_path)
     known = KNOWN.get(text) or BY_REPOSITORY.get(text)
+    if known and like is not None:
+        raise UserError(f"{text}: a known backbone; like={like!r} is for files that cannot tell what they are")
+    if known is None and revision is not None:
+        raise UserError(f"{text}: revision={revision!r} is for backbones from the Hugging Face hub")
     if known:
         path, commit = download(known, revision)
         origin = Origin(known.name, path.name, known.repository, commit)
@@ -72,7 +77,7 @@ def load_backbone(
     if not tensors:
         raise UserError(f"{path}: holds no weights" + (f" under {prefix!r}" if prefix else ""))
     config = config or config_for(tensors, metadata, like, path)
-    vit = fit(tensors, config, path, classes)
+    vit = fit(tensors, config, path, classes, seed)
     vit.origin = origin
     return vit
 
@@ -81,6 +86,10 @@ def save_backbone(vit: ViT, path: str | Path, dtype: torch.dtype = torch.float32
     """Write a file that `load_backbone` reads without being told anything."""
     from safetensors.torch import save_file
 
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise UserError(f"{path}: weights are saved as .safetensors")
+    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in vit.state_dict().items()}
     save_file(tensors, str(path), metadata={METADATA_KEY: json.dumps(asdict(vit.config))})
 
@@ -134,7 +143,8 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a zip, pickle or format error, of several unrelated types
-        reason = " ".join(str(error).split())[:200]
+        told = " ".join(str(error).split()).rpartition("WeightsUnpickler error: ")[2]  # before: how to run it anyway
+        reason = re.split(r"\. | Check the documentation", told)[0][:200] or type(error).__name__
         raise UserError(
             f"{path}: not a file of plain tensors ({reason}). Sightline runs no code from files: where you trust it, "
             "load it yourself and save its state dict as safetensors"
@@ -192,12 +202,14 @@ def _fetch(name: str, repository: str, file: str, revision: str | None) -> Path:
 # ---- fitting ---------------------------------------------------------------------------------------------------------
 
 
-def fit(tensors: dict[str, Tensor], config: ViTConfig, path: Path, classes: int | None) -> ViT:
+def fit(tensors: dict[str, Tensor], config: ViTConfig, path: Path, classes: int | None, seed: int) -> ViT:
     """A ViT of this config with these tensors, or a refusal that says what does not fit."""
     config = as_in_file(config, tensors, classes)
     if classes is not None:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}
-    vit = ViT(config)
+    with torch.random.fork_rng(devices=[]):  # loading leaves the caller's random numbers alone
+        torch.manual_seed(seed)
+        vit = ViT(config)
     ours = vit.state_dict()
     fresh = {name for name in ours if classes is not None and name.startswith(HEAD)}
     missing = sorted(set(ours) - set(tensors) - fresh)
@@ -247,11 +259,8 @@ def config_for(tensors: dict[str, Tensor], metadata: dict[str, str], like: str |
     candidates = {name: known.config for name, known in KNOWN.items() if has_shape(known.config, shape)}
     if len(set(candidates.values())) == 1:
         return next(iter(candidates.values()))
-    if candidates:
-        which = f"It could be {', '.join(candidates)}: their preprocessing differs, so say which with like="
-    else:
-        which = "Say what it is with config="
-    raise UserError(f"{path}: holds {describe(tensors)}. {which}")
+    remedy = "Their preprocessing differs: say which with like=" if candidates else "Say what it is with config="
+    raise UserError(f"{path}: holds {describe(tensors)}. {remedy}")
 
 
 def config_from_json(text: str, path: Path | str) -> ViTConfig:
