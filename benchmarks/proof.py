@@ -9,7 +9,6 @@ On toy pictures with true masks, at patch and at pixel level, for every way of e
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from record import record
 from sightline.data.toy import make_toy
 from sightline.sight import Sight
 from sightline.verify import verify
@@ -100,11 +100,8 @@ def main() -> None:
     holds = all(row["as_claimed"] for row in rows)
     print(f"F1 {'holds' if holds else 'fails'}: {len(rows)} cases, {sum(row['trials'] for row in rows):,} trials.")
     if config.out:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-        facts = {"claim": "F1", "verdict": "holds" if holds else "fails", "seed": config.seed, "commit": commit}
-        config.out.write_text(
-            json.dumps(facts | {"command": "python benchmarks/proof.py", "rows": rows}, indent=1) + "\n"
-        )
+        verdict = "holds" if holds else "fails"
+        record(config.out, config.device, {"claim": "F1", "verdict": verdict, "seed": config.seed, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -9,11 +9,8 @@ same round, with the interval that covers the middle 80 % of rounds. Absolute ti
 
 from __future__ import annotations
 
-import json
-import platform
 import random
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from record import record
 from sightline.backbones import KNOWN
 from sightline.vit import ViT
 
@@ -119,20 +117,7 @@ def main() -> None:
         )
     Console(highlight=False).print(table)
     if config.out:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-        device = (
-            torch.cuda.get_device_name()
-            if config.device != "cpu"
-            else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-        )
-        facts = {
-            "command": "python benchmarks/speed.py",
-            "commit": commit,
-            "device": device,
-            "torch": torch.__version__,
-        }
-        facts |= {"backbone": config.backbone, "dtype": config.dtype}
-        config.out.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+        record(config.out, config.device, {"backbone": config.backbone, "dtype": config.dtype, "rows": rows})
 
 
 if __name__ == "__main__":

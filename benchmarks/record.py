@@ -1,0 +1,30 @@
+"""Result files: figures with the command, the commit and the machine that made them."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def record(path: Path, device: str, content: dict[str, Any]) -> None:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    facts = {
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folders, sys.argv[1:])]),
+        "commit": commit or "unknown",
+        "device": cpu if device == "cpu" else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(facts | content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _without_folders(argument: str) -> str:
+    """Other people have other folders."""
+    return Path(argument).name if "/" in argument else argument
