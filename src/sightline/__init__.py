@@ -6,15 +6,19 @@ import types
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Method", "Prediction", "Sight", "find_leak", "load_backbone", "save_backbone", "verify"]
+__all__ = ["Method", "Prediction", "Sight", "find_leak", "load", "load_backbone", "save_backbone", "train", "verify"]
 
 if TYPE_CHECKING:
     from .leaks import find_leak
+    from .load import load
     from .sight import Method, Prediction, Sight
+    from .train import train
     from .verify import verify
     from .weights import load_backbone, save_backbone
 
 _ROOMS = {
+    "load": ".load",
+    "train": ".train",
     "Method": ".sight",
     "Prediction": ".sight",
     "Sight": ".sight",

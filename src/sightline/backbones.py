@@ -33,6 +33,10 @@ SIZES = {  # width, depth, heads
 }
 
 
+# Small enough to train on a laptop's processor in a minute; not published anywhere.
+NANO = ViTConfig(width=96, depth=6, heads=3, patch=8, grid=(8, 8), registers=2, input=Input(size=(64, 64)))
+
+
 def _vit(size: str, patch: int, grid: int | None = None, **rest) -> ViTConfig:
     width, depth, heads = SIZES[size]
     grid = 224 // patch if grid is None else grid

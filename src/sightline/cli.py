@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from .config import Backbones, Demo, Verify
+from .config import Backbones, Check, Compare, Data, Demo, Erm, Evaluate, Predict, Probe, Train, Verify
 from .errors import UserError
 
 if TYPE_CHECKING:
     from .leaks import Leak
     from .verify import Certificate
 
+sub = tyro.conf.subcommand
 Command = (
-    Annotated[Verify, tyro.conf.subcommand("verify")]
-    | Annotated[Backbones, tyro.conf.subcommand("backbones")]
-    | Annotated[Demo, tyro.conf.subcommand("demo")]
+    Annotated[Check, sub("check")]
+    | Annotated[
+        Annotated[Erm, sub("erm")] | Annotated[Probe, sub("probe")],
+        sub("train", description="Train a classifier."),
+    ]
+    | Annotated[Data, sub("data")]
+    | Annotated[Evaluate, sub("evaluate")]
+    | Annotated[Predict, sub("predict")]
+    | Annotated[Compare, sub("compare")]
+    | Annotated[Verify, sub("verify")]
+    | Annotated[Backbones, sub("backbones")]
+    | Annotated[Demo, sub("demo")]
 )
 
 
@@ -31,15 +43,93 @@ def main() -> None:
         sys.exit(_fail("stopped", 130))
 
 
-def run(command: Verify | Backbones | Demo) -> int:
+def run(command) -> int:
     """0: as it should be. 1: the answer is bad news. 2: the question was."""
-    if isinstance(command, Verify):
-        return verify(command)
-    if isinstance(command, Demo):
-        from .demo import demo
+    actions = {
+        Check: check,
+        Data: data,
+        Evaluate: evaluate,
+        Predict: predict,
+        Compare: compare,
+        Verify: verify,
+        Demo: demo,
+    }
+    if isinstance(command, Train):
+        return train(command)
+    if isinstance(command, Backbones):
+        return backbones()
+    return actions[type(command)](command)
 
-        return demo(command)
-    return backbones()
+
+def train(command: Train) -> int:
+    from .train import train as run_training
+
+    folder = run_training(command)
+    if _is_main_process():
+        _show_metrics(folder / "metrics.json", "test")
+        print(f"The run is in {folder}.")
+    return 0
+
+
+def check(command: Check) -> int:
+    import json
+
+    from .data.check import check as look_over
+    from .data.rows import read_rows
+
+    rows = read_rows(command.data, layout=command.layout)
+    report = look_over(rows, open_images=not command.no_images, workers=command.workers)
+    print("\n".join(report.lines()))
+    if command.out is not None:
+        _write(command.out, json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    return int(not report.ok)
+
+
+def data(command: Data) -> int:
+    from .data.build import Build, build
+
+    options = {f.name: getattr(command, f.name) for f in fields(command) if f.name != "name"}
+    built = build(command.name, Build(**options))
+    print(f"{built.folder}: {built.images:,} pictures{' (already there)' if built.reused else ''}")
+    for split, counts in built.counts.items():
+        print(f"  {split}: " + ", ".join(f"{group} {count:,}" for group, count in counts.items()))
+    return 0
+
+
+def evaluate(command: Evaluate) -> int:
+    from .assess import assess
+
+    folder = assess(command)
+    _show_metrics(folder / "metrics.json", command.split)
+    print(f"Metrics and answers per picture are in {folder}.")
+    return 0
+
+
+def predict(command: Predict) -> int:
+    from .assess import predict_pictures
+
+    predict_pictures(command)
+    return 0
+
+
+def compare(command: Compare) -> int:
+    import json
+
+    from rich.console import Console
+
+    from .assess import compare_runs
+
+    comparison = compare_runs(command)
+    Console(highlight=False).print(comparison.table())
+    if command.out is not None:
+        _write(command.out, json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    return 0
+
+
+def demo(command: Demo) -> int:
+    from .demo import demo as run_demo
+
+    return run_demo(command)
 
 
 def verify(command: Verify) -> int:
@@ -67,16 +157,17 @@ def verify(command: Verify) -> int:
     return int(leak.leaks)
 
 
-def show(certificate: Certificate) -> None:
+def show(certificate: Certificate, *, brief: bool = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table("hidden", "redrawn with", "trials", "changed", "largest change", box=None, pad_edge=False)
-    for row in certificate.tried:
-        largest = "–" if row.largest_change is None else f"{row.largest_change:.3g}"
-        table.add_row(row.level, row.kind, f"{row.trials:,}", f"{row.changed:,}", largest)
-    console.print(table)
+    if not brief:
+        table = Table("hidden", "redrawn with", "trials", "changed", "largest change", box=None, pad_edge=False)
+        for row in certificate.tried:
+            largest = "–" if row.largest_change is None else f"{row.largest_change:.3g}"
+            table.add_row(row.level, row.kind, f"{row.trials:,}", f"{row.changed:,}", largest)
+        console.print(table)
     colour = "green" if certificate.verdict == "blind" else "red"
     console.print(f"[bold {colour}]{certificate.verdict}[/]  {certificate.sentence}", soft_wrap=True)
     if certificate.end_to_end:
@@ -113,12 +204,45 @@ def backbones() -> int:
     return 0
 
 
+def _show_metrics(path: Path, split: str) -> None:
+    import json
+
+    from rich.console import Console
+
+    from .metrics import Metrics
+
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if split not in content["splits"]:
+        split = next(iter(content["splits"]))
+    metrics = Metrics.from_dict(content["splits"][split])
+    console = Console(highlight=False)
+    console.print(metrics.table())
+    for warning in metrics.warnings:
+        console.print(f"[yellow]note[/]  {warning}", soft_wrap=True)
+    chosen = f"Weights selected by {content['selected_by']} on the {content['selected_on']} data."
+    console.print(f"[bold]{metrics.headline()}[/]. {chosen}", soft_wrap=True)
+
+
+def _is_main_process() -> bool:
+    from accelerate import PartialState
+
+    return PartialState().is_main_process
+
+
 def _save(command: Verify, result: Certificate | Leak) -> None:
     if command.out is not None:
         try:
             result.save(command.out)
         except OSError as error:
             raise UserError(f"{command.out}: cannot be written ({error.strerror})") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def _fail(message: str, code: int) -> int:

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .config import Verify
 from .data.images import find_images, mask_to_tensor, read_image, read_mask, to_tensor
 from .errors import UserError
+from .load import load
 from .methods.pair import Pair
 from .sight import Sight
 from .vit import Input, ViT
@@ -40,12 +41,25 @@ class Subject:
 def subject_of(command: Verify) -> Subject:
     check(command)
     path, colon, function = command.model.rpartition(":")
-    own = colon and not Path(command.model).exists()
-    subject = own_subject(command, path, function) if own else backbone_subject(command)
+    if (Path(command.model) / "run.json").is_file():
+        subject = run_subject(command)
+    elif colon and not Path(command.model).exists() and not command.model.startswith("random:"):
+        subject = own_subject(command, path, function)
+    else:
+        subject = backbone_subject(command)
     device, dtype = on_device(command.device), getattr(torch, command.dtype)
     subject.module.to(device, dtype).eval()
     sight = subject.sight.to(device) if subject.sight is not None else None
     return replace(subject, images=subject.images.to(device, dtype), sight=sight)
+
+
+def run_subject(command: Verify) -> Subject:
+    """A trained method, which looks for itself."""
+    model = load(command.model)
+    method = cast(nn.Module, model.method)
+    patch = next((m.config.patch for m in method.modules() if isinstance(m, ViT)), 1)
+    images = pictures(command, model.expects, patch)
+    return Subject(Path(command.model).name, method, images, None, "the method it was trained with")
 
 
 def backbone_subject(command: Verify) -> Subject:

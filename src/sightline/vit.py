@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -96,7 +96,7 @@ class ViTOutput:
 
 
 class ViT(nn.Module):
-    origin: object = None  # where its weights are from: set by `weights.load_backbone`
+    origin: Any = None  # where its weights are from: set by `weights.load_backbone`
     mean: Tensor
     std: Tensor
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backbones import BY_REPOSITORY, KNOWN, Known
+from .backbones import BY_REPOSITORY, KNOWN, NANO, Known
 from .errors import UserError
 from .key_names import to_our_names
 from .vit import Input, ViT, ViTConfig
@@ -53,11 +53,14 @@ def load_backbone(
 ) -> ViT:
     """A ViT with published or local weights, in evaluation mode; `vit.origin` says where they are from.
 
-    `like` names a known backbone that a local file has the shape and the preprocessing of; `config` says the same in
-    full. `prefix` picks one part of a file (`stage_2.` of an iFAM checkpoint). `classes` replaces the file's head by a
-    fresh one, drawn from `seed`. `revision` overrides the pinned commit of a hub repository.
+    `random:NAME` is that architecture with untrained weights. `like` names a known backbone that a local file has the
+    shape and the preprocessing of; `config` says the same in full. `prefix` picks one part of a file (`stage_2.` of an
+    iFAM checkpoint). `classes` replaces the file's head by a fresh one, drawn from `seed`. `revision` overrides the
+    pinned commit of a hub repository.
     """
     text = str(name_or_path)
+    if text.startswith("random:"):
+        return untrained(text.removeprefix("random:"), classes, seed)
     known = KNOWN.get(text) or BY_REPOSITORY.get(text)
     if known and like is not None:
         raise UserError(f"{text}: a known backbone; like={like!r} is for files that cannot tell what they are")
@@ -80,6 +83,18 @@ def load_backbone(
     vit = fit(tensors, config, path, classes, seed)
     vit.origin = origin
     return vit
+
+
+def untrained(name: str, classes: int | None, seed: int) -> ViT:
+    """A known architecture with random weights: a baseline, or a small model to try things with."""
+    if name != "nano" and name not in KNOWN:
+        raise UserError(f"random:{name}: no such backbone. Known backbones: nano, {', '.join(sorted(KNOWN))}")
+    config = NANO if name == "nano" else KNOWN[name].config
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vit = ViT(replace(config, classes=classes or 0))
+    vit.origin = Origin(None, f"random:{name}")
+    return vit.eval()
 
 
 def save_backbone(vit: ViT, path: str | Path, dtype: torch.dtype = torch.float32) -> None:

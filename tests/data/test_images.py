@@ -1,13 +1,33 @@
 """Every kind of picture a folder may hold."""
 
+import io
+import os
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from sightline.data.images import find_images, mask_to_tensor, read_image, read_mask, to_tensor
+from sightline.data.images import (
+    Canvas,
+    Placement,
+    decode,
+    find_images,
+    mask_to_tensor,
+    open_file,
+    read_image,
+    read_mask,
+    read_picture,
+    read_picture_mask,
+    to_tensor,
+)
+from sightline.data.rows import Rows
 from sightline.errors import UserError
 from sightline.vit import Input
+from tests.conftest import shared
 
 
 def test_modes(tmp_path):
@@ -67,6 +87,14 @@ def test_resize_then_centre_crop():
     assert torch.equal(ours, torch.from_numpy(np.asarray(by_hand).copy()).permute(2, 0, 1) / 255)
 
 
+def test_an_odd_rest_is_cut_to_the_even_pixel():
+    """3 pixels too wide: 2 go on the left; 1 too wide: none."""
+    for width, left in ((227, 2), (225, 0)):
+        pixels = np.random.default_rng(0).integers(0, 255, (224, width, 3), dtype=np.uint8)
+        ours = to_tensor(Image.fromarray(pixels), Input(size=(224, 224)))
+        assert torch.equal(ours, torch.from_numpy(pixels[:, left : left + 224].copy()).permute(2, 0, 1) / 255)
+
+
 def test_masks_are_read_at_half_brightness(tmp_path):
     Image.fromarray(np.array([[0, 127, 128, 255]], dtype=np.uint8)).save(tmp_path / "mask.png")
     Image.fromarray(np.array([[False, True]])).save(tmp_path / "bits.png")
@@ -98,3 +126,233 @@ def test_folders_are_searched_in_order(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"")
     assert [p.name for p in find_images([tmp_path])] == ["a.JPG", "b.png", "c.webp"]
+
+
+def write_rows(folder: Path, count: int = 10, *, masks: bool = True, seed: int = 0) -> Rows:
+    """Noise of many sizes, with all that rows can know about it; the last picture has no mask."""
+    generator = np.random.default_rng(seed)
+    images, outlines, boxes, keypoints = [], [], [], []
+    for i in range(count):
+        h, w = (int(side) for side in generator.integers(24, 60, 2))
+        pixels = generator.integers(0, 256, (h // 4, w // 4, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((w, h), Image.Resampling.BILINEAR).save(folder / f"{i}.png")
+        mask = np.zeros((h, w), dtype=bool)
+        mask[h // 4 : h // 2, w // 3 : w - 2] = True
+        Image.fromarray(mask).save(folder / f"{i}-mask.png")
+        images.append(f"{i}.png")
+        outlines.append(f"{i}-mask.png" if i < count - 1 else "")
+        boxes.append(np.array([[w // 3, h // 4, w - 2, h // 2], [0, 0, 5, 5]][: i % 3], dtype=np.float32))
+        keypoints.append([[w / 2, h / 2, 1], [0, 0, 0]])
+    return Rows(
+        name="noise",
+        root=folder,
+        images=images,
+        labels=np.arange(count) % 3,
+        classes=("a", "b", "c"),
+        splits=np.zeros(count, dtype=np.int8),
+        groups=np.arange(count) % 2,
+        group_names=("x", "y"),
+        masks=outlines if masks else None,
+        boxes=boxes,
+        keypoints=np.array(keypoints, dtype=np.float32),
+        keypoint_names=("middle", "gone"),
+    )
+
+
+def one_row(folder: Path, image: str, **known) -> Rows:
+    return Rows("one", folder, [image], np.zeros(1, dtype=np.int64), ("a",), np.zeros(1, dtype=np.int8), **known)
+
+
+def zipped(folder: Path, name: str = "pack.zip") -> Path:
+    """All files of a folder in an archive beside them, under pictures/."""
+    files = [path for path in sorted(folder.iterdir()) if path.suffix == ".png"]
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        for path in files:
+            archive.write(path, f"pictures/{path.name}")
+    return folder / name
+
+
+@pytest.mark.parametrize("crop", [1.0, 0.9, 0.875])
+@pytest.mark.parametrize("size", [(224, 224), (32, 48), (31, 17)])
+def test_decode_is_to_tensor_bit_for_bit(tmp_path, crop, size):
+    rows = write_rows(tmp_path, 6)
+    for resample in ("bicubic", "bilinear"):
+        expects = Input(size=size, crop=crop, resample=resample)
+        for i in range(6):
+            sample = decode(rows, i, Canvas.of(expects))
+            assert sample.image.dtype == torch.uint8
+            assert torch.equal(sample.image.float() / 255, to_tensor(read_image(tmp_path / rows.images[i]), expects))
+            if i < 5:
+                assert torch.equal(sample.mask, mask_to_tensor(read_mask(tmp_path / rows.masks[i]), expects))
+    assert sample.mask is None
+
+
+def test_decode_agrees_with_to_tensor_on_photographs():
+    root = shared("data", "cub224.zip").parent
+    path = "images/017.Cardinal/Cardinal_0001_17057.webp"
+    rows = one_row(root, f"cub224.zip/{path}", masks=[f"cub224.zip/{path[:-5].replace('images', 'masks', 1)}.png"])
+    expects = Input(size=(224, 224), crop=0.9)
+    with zipfile.ZipFile(root / "cub224.zip") as archive:
+        image = read_image(io.BytesIO(archive.read(path)))
+    sample = decode(rows, 0, Canvas.of(expects))
+    assert torch.equal(sample.image.float() / 255, to_tensor(image, expects))
+    assert 0.05 < sample.mask.float().mean() < 0.9
+
+
+def test_squash_shows_all_of_the_picture(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 50, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    rows = one_row(tmp_path, "wide.png")
+    whole = decode(rows, 0, Canvas((16, 16), fit="squash")).image
+    by_hand = np.asarray(Image.fromarray(pixels).resize((16, 16), Image.Resampling.BICUBIC))
+    assert torch.equal(whole, torch.from_numpy(by_hand.copy()).permute(2, 0, 1))
+    centre = decode(rows, 0, Canvas((16, 16), fit="squash", crop=0.8)).image
+    larger = decode(rows, 0, Canvas((20, 20), fit="squash")).image
+    assert torch.equal(centre, larger[:, 2:18, 2:18])
+
+
+@pytest.mark.parametrize("canvas", [Canvas((32, 48)), Canvas((48, 32), "squash"), Canvas((24, 24), crop=0.8)])
+@pytest.mark.parametrize("size", [(60, 90), (90, 60), (48, 200)])
+def test_mask_box_and_keypoint_stay_on_the_thing(tmp_path, canvas, size):
+    """A white rectangle: its mask, its box and its middle are still that after any geometry."""
+    h, w = size
+    inside = np.zeros((h, w), dtype=np.uint8)
+    top, left, bottom, right = h // 2 - 9, w // 2 - 6, h // 2 + 12, w // 2 + 9
+    inside[top:bottom, left:right] = 255
+    Image.fromarray(inside).save(tmp_path / "thing.png")
+    rows = one_row(
+        tmp_path,
+        "thing.png",
+        masks=["thing.png"],
+        boxes=[np.array([[left, top, right, bottom]], dtype=np.float32)],
+        keypoints=np.array([[[(left + right - 1) / 2, (top + bottom - 1) / 2, 1]]], dtype=np.float32),
+    )
+    sample = decode(rows, 0, canvas)
+    bright = sample.image[0] >= 128
+    assert (bright != sample.mask).float().mean() < 0.05
+    y, x = torch.nonzero(bright, as_tuple=True)
+    found = torch.tensor([x.min(), y.min(), x.max() + 1, y.max() + 1])
+    assert (sample.boxes[0] - found).abs().max() <= 1
+    assert (sample.keypoints[0, :2] - torch.stack([x.float().mean(), y.float().mean()])).abs().max() <= 0.6
+    assert sample.keypoints[0, 2] == 1
+    assert sample.size == (w, h)
+
+
+def test_what_the_canvas_cuts_off_is_cut_off():
+    """200×100 pixels onto 50×50: the left and right quarters are lost."""
+    place = Placement.of((200, 100), Canvas((50, 50)))
+    boxes = place.boxes(np.array([[0, 0, 100, 40], [0, 0, 50, 100], [150, 20, 200, 30], [60, 10, 80, 30]]))
+    assert boxes[0].tolist() == [0, 0, 25, 20]
+    assert boxes[1:3].isnan().all()
+    assert boxes[3].tolist() == [5, 5, 15, 15]
+    points = place.keypoints(np.array([[50, 0, 1], [49, 50, 1], [149, 99, 1], [150, 50, 1], [100, 50, 0]]))
+    assert points[:, 2].tolist() == [1, 0, 1, 0, 0]
+    assert points[0, :2].tolist() == [-0.25, -0.25]
+    assert (points[points[:, 2] == 0] == 0).all()
+    assert place.boxes(np.empty(0, dtype=np.float32)).shape == (0, 4)
+
+
+def test_masks_may_be_coarser_than_their_picture_but_not_of_another_shape(tmp_path):
+    Image.new("RGB", (101, 67), "red").save(tmp_path / "a.png")
+    Image.new("L", (50, 33), 255).save(tmp_path / "coarse.png")
+    Image.new("L", (67, 101), 255).save(tmp_path / "turned.png")
+    assert decode(one_row(tmp_path, "a.png", masks=["coarse.png"]), 0, Canvas((32, 32))).mask.all()
+    rows = one_row(tmp_path, "a.png", masks=["turned.png"])
+    with pytest.raises(UserError, match=r"a.png: 101×67 pixels, but its mask turned.png has 67×101"):
+        decode(rows, 0, Canvas((32, 32)))
+    assert decode(rows, 0, Canvas((32, 32)), mask=False).mask is None
+
+
+def test_pictures_are_read_out_of_archives(tmp_path):
+    rows = write_rows(tmp_path, 3)
+    zipped(tmp_path)
+    packed = replace(
+        rows,
+        images=[f"pack.zip/pictures/{path}" for path in rows.images],
+        masks=[path and f"pack.zip/pictures/{path}" for path in rows.masks],
+    )
+    for i in range(3):
+        assert read_picture(packed, i).tobytes() == read_picture(rows, i).tobytes()
+    assert read_picture_mask(packed, 0).tobytes() == read_picture_mask(rows, 0).tobytes()
+    assert read_picture_mask(packed, 2) is None
+    assert open_file(tmp_path, "0.png") == tmp_path / "0.png"
+
+
+def test_a_folder_may_be_called_zip(tmp_path):
+    (tmp_path / "odd.zip").mkdir()
+    Image.new("RGB", (2, 2)).save(tmp_path / "odd.zip" / "a.png")
+    assert read_picture(one_row(tmp_path, "odd.zip/a.png"), 0).size == (2, 2)
+
+
+def test_an_archive_that_is_replaced_is_read_anew(tmp_path):
+    for colour in ("red", "blue"):
+        Image.new("RGB", (2, 2 if colour == "red" else 3), colour).save(tmp_path / "a.png")
+        zipped(tmp_path)
+        colours = read_picture(one_row(tmp_path, "pack.zip/pictures/a.png"), 0).getcolors()
+        assert colours[0][1] == ((255, 0, 0) if colour == "red" else (0, 0, 255))
+
+
+def test_archive_troubles_are_named(tmp_path):
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "a.png")
+    archive = zipped(tmp_path)
+    with pytest.raises(UserError, match=r"pack.zip: no member pictures/b.png"):
+        open_file(tmp_path, "pack.zip/pictures/b.png")
+    with pytest.raises(UserError, match=r"none.zip/a.png: no such file"):
+        read_picture(one_row(tmp_path, "none.zip/a.png"), 0)
+    data = bytearray(archive.read_bytes())
+    data[60] ^= 255
+    (tmp_path / "hurt.zip").write_bytes(data)
+    with pytest.raises(UserError, match=r"hurt.zip/pictures/a.png: a damaged archive"):
+        read_picture(one_row(tmp_path, "hurt.zip/pictures/a.png"), 0)
+    (tmp_path / "text.zip").write_text("hello")
+    with pytest.raises(UserError, match=r"text.zip: not a zip archive"):
+        open_file(tmp_path, "text.zip/a.png")
+    with zipfile.ZipFile(tmp_path / "odd.zip", "w") as file:
+        file.writestr("a.png", "no picture")
+    with pytest.raises(UserError, match=r"odd.zip/a.png: not an image"):
+        read_picture(one_row(tmp_path, "odd.zip/a.png"), 0)
+
+
+def test_a_forked_process_opens_the_archive_for_itself(tmp_path):
+    """With one handle for both they would move each other's position, and read garbage."""
+    rows = write_rows(tmp_path, 8, masks=False)
+    zipped(tmp_path)
+    packed = replace(rows, images=[f"pack.zip/pictures/{path}" for path in rows.images])
+    expected = [read_picture(packed, i).tobytes() for i in range(8)]
+    child = os.fork()
+    if child == 0:
+        same = all(read_picture(packed, i).tobytes() == expected[i] for _ in range(40) for i in range(8))
+        os._exit(0 if same else 1)
+    for _ in range(40):
+        for i in reversed(range(8)):
+            assert read_picture(packed, i).tobytes() == expected[i]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_complaints_about_a_mask_name_its_picture(tmp_path):
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"gone.png: no such file \(the mask of a.png\)"):
+        read_picture_mask(one_row(tmp_path, "a.png", masks=["gone.png"]), 0)
+
+
+def test_radiographs_are_read_from_files_and_archives(tmp_path):
+    pydicom = pytest.importorskip("pydicom")
+    pixels = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
+    data = pydicom.Dataset()
+    data.file_meta = pydicom.dataset.FileMetaDataset()
+    data.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    data.SOPClassUID, data.SOPInstanceUID = pydicom.uid.SecondaryCaptureImageStorage, "1.2.3"
+    data.Rows, data.Columns = pixels.shape
+    data.SamplesPerPixel, data.PixelRepresentation, data.PhotometricInterpretation = 1, 0, "MONOCHROME2"
+    data.BitsAllocated, data.BitsStored, data.HighBit = 8, 8, 7
+    data.PixelData = pixels.tobytes()
+    data.save_as(tmp_path / "chest.dcm", enforce_file_format=True)
+    with zipfile.ZipFile(tmp_path / "chests.zip", "w") as archive:
+        archive.write(tmp_path / "chest.dcm", "chest.dcm")
+        archive.writestr("text.dcm", "hello")
+    for path in ("chest.dcm", "chests.zip/chest.dcm"):
+        picture = read_picture(one_row(tmp_path, path), 0)
+        assert picture.mode == "RGB"
+        assert np.array_equal(np.asarray(picture)[..., 0], pixels)
+    with pytest.raises(UserError, match=r"chests.zip/text.dcm: not a DICOM picture"):
+        read_picture(one_row(tmp_path, "chests.zip/text.dcm"), 0)

@@ -1,10 +1,19 @@
-"""Pictures from files to tensors: RGB in [0, 1], whatever the file's mode, size and orientation."""
+"""Pictures from files and archives to tensors: RGB, whatever the file's mode, size and orientation.
+
+A picture lands on a `Canvas`: resized and cut to one size, with its mask, boxes and key points moved along.
+"""
 
 from __future__ import annotations
 
+import io
 import math
+import os
+import zipfile
+import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -13,9 +22,135 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..vit import Input
+from .rows import Rows
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
 RESAMPLE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """The size that every picture is brought to, and how: cut to the aspect ratio, or squashed into it.
+
+    `crop` is an `Input`'s: the picture is resized to cover size / crop, and `size` is taken from the centre.
+    """
+
+    size: tuple[int, int]  # height, width
+    fit: Literal["crop", "squash"] = "crop"
+    resample: Literal["bicubic", "bilinear"] = "bicubic"
+    crop: float = 1.0
+
+    @classmethod
+    def of(cls, expects: Input) -> Canvas:
+        """What `to_tensor` does with a picture for this model."""
+        return cls(size=expects.size, resample=expects.resample, crop=expects.crop)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a picture of one size ends up on a canvas: resized to `resized`, then cut out from (left, top) on."""
+
+    size: tuple[int, int]  # width, height, as is Pillow's habit: of the picture
+    resized: tuple[int, int]
+    left: int
+    top: int
+    canvas: Canvas
+
+    @classmethod
+    def of(cls, size: tuple[int, int], canvas: Canvas) -> Placement:
+        (h, w), (width, height) = canvas.size, size
+        cover_h, cover_w = math.floor(h / canvas.crop), math.floor(w / canvas.crop)
+        if canvas.fit == "squash":
+            resized = (cover_w, cover_h)
+        else:
+            scale = max(cover_h / height, cover_w / width)
+            resized = (max(w, round(width * scale)), max(h, round(height * scale)))
+        return cls(size, resized, round((resized[0] - w) / 2), round((resized[1] - h) / 2), canvas)
+
+    def picture(self, image: Image.Image) -> Tensor:
+        """uint8 [3, h, w]."""
+        pixels = np.asarray(self._put(image, RESAMPLE[self.canvas.resample]))
+        return torch.from_numpy(np.array(pixels.transpose(2, 0, 1), order="C"))
+
+    def mask(self, mask: Image.Image) -> Tensor:
+        """bool [h, w]; the mask may be of another resolution than its picture."""
+        return torch.from_numpy(np.asarray(self._put(mask.convert("L"), Image.Resampling.NEAREST)) >= 128)
+
+    def boxes(self, boxes: np.ndarray) -> Tensor:
+        """float32 [k, 4], cut off at the border of the canvas; NaN where nothing is left."""
+        (h, w), (across, down) = self.canvas.size, self._scale
+        moved = boxes.reshape(-1, 4) * [across, down, across, down] - [self.left, self.top, self.left, self.top]
+        moved = moved.clip(0, [w, h, w, h])
+        there = (moved[:, :2] < moved[:, 2:]).all(axis=1, keepdims=True)
+        return torch.from_numpy(np.where(there, moved, np.nan).astype(np.float32))
+
+    def keypoints(self, keypoints: np.ndarray) -> Tensor:
+        """float32 [K, 3]: what is not visible, or not any more, is 0, 0, 0. A key point names a pixel."""
+        (h, w), (across, down) = self.canvas.size, self._scale
+        x, y = (keypoints[:, 0] + 0.5) * across - self.left, (keypoints[:, 1] + 0.5) * down - self.top
+        visible = (keypoints[:, 2] > 0) & (x >= 0) & (x < w) & (y >= 0) & (y < h)
+        moved = np.stack([x - 0.5, y - 0.5, visible], axis=1)
+        return torch.from_numpy(np.where(visible[:, None], moved, 0).astype(np.float32))
+
+    @property
+    def _scale(self) -> tuple[float, float]:
+        return self.resized[0] / self.size[0], self.resized[1] / self.size[1]
+
+    def _put(self, image: Image.Image, resample: Image.Resampling) -> Image.Image:
+        h, w = self.canvas.size
+        return image.resize(self.resized, resample).crop((self.left, self.top, self.left + w, self.top + h))
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One picture on its canvas, and what is known about it there. Coordinates count from the upright picture."""
+
+    image: Tensor  # uint8 [3, h, w]
+    mask: Tensor | None  # bool [h, w]
+    boxes: Tensor | None  # float32 [k, 4]: edges; NaN where a box fell off the canvas
+    keypoints: Tensor | None  # float32 [K, 3]: x, y, visible 0/1
+    size: tuple[int, int]  # width, height of the file
+
+
+def decode(rows: Rows, i: int, canvas: Canvas, *, mask: bool = True) -> Sample:
+    """Row `i` on the canvas; without its mask if that is not wanted."""
+    picture = read_picture(rows, i)
+    place = Placement.of(picture.size, canvas)
+    outline = read_picture_mask(rows, i) if mask else None
+    if outline is not None and not same_shape(outline.size, picture.size):
+        (w, h), (width, height) = outline.size, picture.size
+        raise UserError(
+            f"{_name(rows.root, rows.images[i])}: {width}×{height} pixels, but its mask {_mask_path(rows, i)} has "
+            f"{w}×{h}; give it a mask of its own shape"
+        )
+    return Sample(
+        image=place.picture(picture),
+        mask=None if outline is None else place.mask(outline),
+        boxes=None if rows.boxes is None else place.boxes(rows.boxes[i]),
+        keypoints=None if rows.keypoints is None else place.keypoints(rows.keypoints[i]),
+        size=picture.size,
+    )
+
+
+def same_shape(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """The same aspect ratio, up to a pixel of rounding."""
+    return abs(one[0] * other[1] - one[1] * other[0]) <= max(other)
+
+
+def read_picture(rows: Rows, i: int) -> Image.Image:
+    """The picture of row `i`, upright, RGB."""
+    return read_image(open_file(rows.root, rows.images[i]), _name(rows.root, rows.images[i]))
+
+
+def read_picture_mask(rows: Rows, i: int) -> Image.Image | None:
+    """The mask of row `i`, one bit per pixel, if it has one."""
+    path = _mask_path(rows, i)
+    if not path:
+        return None
+    try:
+        return read_mask(open_file(rows.root, path), _name(rows.root, path))
+    except UserError as error:
+        raise UserError(f"{error} (the mask of {rows.images[i]})") from error
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
@@ -34,59 +169,119 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def read_image(path: Path | str) -> Image.Image:
-    """RGB, upright. Grey becomes RGB, 16 bits become 8, transparency becomes white."""
-    image = ImageOps.exif_transpose(_open(path))
+def read_image(source: Path | str | BinaryIO, name: str | None = None) -> Image.Image:
+    """RGB, upright. Grey becomes RGB, 16 bits become 8, transparency becomes white; `name` is for complaints."""
+    name = name or str(source)
+    image = _open(source, name)
+    ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I") or image.mode == "F":
-        image = Image.fromarray(_to_8_bits(np.asarray(image, dtype=np.float64), image.mode, path))
+        image = Image.fromarray(_to_8_bits(np.asarray(image, dtype=np.float64), image.mode, name))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def read_mask(path: Path | str) -> Image.Image:
+def read_mask(source: Path | str | BinaryIO, name: str | None = None) -> Image.Image:
     """One bit per pixel: what is brighter than half counts as visible."""
-    return ImageOps.exif_transpose(_open(path)).convert("L").point(lambda level: 255 * (level >= 128), mode="1")
+    mask = _open(source, name or str(source))
+    ImageOps.exif_transpose(mask, in_place=True)
+    return mask if mask.mode == "1" else mask.convert("L").point(lambda level: 255 * (level >= 128), mode="1")
 
 
 def to_tensor(image: Image.Image, expects: Input) -> Tensor:
     """Floats [3, h, w] in [0, 1], resized and cropped as the model expects."""
-    image = _fit(image, expects, RESAMPLE[expects.resample])
-    return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).float() / 255
+    return Placement.of(image.size, Canvas.of(expects)).picture(image).float() / 255
 
 
 def mask_to_tensor(mask: Image.Image, expects: Input) -> Tensor:
     """bool [h, w], through the same geometry as its image."""
-    return torch.from_numpy(np.array(_fit(mask.convert("L"), expects, Image.Resampling.NEAREST))) >= 128
+    return Placement.of(mask.size, Canvas.of(expects)).mask(mask)
 
 
-def _open(path: Path | str) -> Image.Image:
+def open_file(root: Path, path: str) -> BinaryIO | Path:
+    """Where a path of a data set leads: a file, or the contents of an archive's member."""
+    inside = _in_archive(root, path)
+    if inside is None:
+        return root / path
+    archive, member = inside
     try:
-        image = Image.open(path)
+        return io.BytesIO(_archive(archive).read(member))
+    except KeyError:
+        raise UserError(f"{archive}: no member {member}; is it the right archive, and complete?") from None
+    except (RuntimeError, NotImplementedError) as error:  # a password, a compression that is not known
+        raise UserError(f"{archive}/{member}: cannot be unpacked ({error}); unpack the archive yourself") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise UserError(f"{archive}/{member}: a damaged archive ({error}); fetch it again") from error
+
+
+_archives: dict[Path, tuple[tuple[int, int, int], zipfile.ZipFile]] = {}
+
+
+def _archive(path: Path) -> zipfile.ZipFile:
+    """One handle per archive and process: one that was inherited through a fork would share its position."""
+    facts = path.stat()
+    state = (os.getpid(), facts.st_mtime_ns, facts.st_size)
+    held = _archives.get(path)
+    if held is None or held[0] != state:
+        try:
+            held = _archives[path] = (state, zipfile.ZipFile(path))
+        except zipfile.BadZipFile:
+            raise UserError(f"{path}: not a zip archive, or a damaged one; fetch it again") from None
+        except OSError as error:
+            raise UserError(f"{path}: cannot be opened ({error.strerror})") from error
+    return held[1]
+
+
+def _in_archive(root: Path, path: str) -> tuple[Path, str] | None:
+    end = path.lower().find(".zip/")
+    while end >= 0:
+        archive = root / path[: end + 4]
+        if archive.is_file():
+            return archive, path[end + 5 :]
+        end = path.lower().find(".zip/", end + 5)
+    return None
+
+
+def _open(source: Path | str | BinaryIO, name: str) -> Image.Image:
+    if name.lower().endswith(".dcm"):
+        return _open_dicom(source, name)
+    try:
+        image = Image.open(source)
         image.load()
         return image
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{name}: no such file") from None
+    except PermissionError:
+        raise UserError(f"{name}: may not be read; change its permissions") from None
     except UnidentifiedImageError:
-        raise UserError(f"{path}: not an image that can be read; remove it, or convert it to PNG or JPEG") from None
+        raise UserError(f"{name}: not an image that can be read; remove it, or convert it to PNG or JPEG") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: a damaged image ({error}); restore it or remove it") from error
+        raise UserError(f"{name}: a damaged image ({error}); restore it or remove it") from error
 
 
-def _to_8_bits(values: np.ndarray, mode: str, path: Path | str) -> np.ndarray:
+def _open_dicom(source: Path | str | BinaryIO, name: str) -> Image.Image:
+    from .siim import read_dicom
+
+    source = Path(source) if isinstance(source, str) else source
+    try:
+        return read_dicom(source)
+    except UserError as error:
+        raise UserError(str(error).replace(str(source), name)) from error
+
+
+def _to_8_bits(values: np.ndarray, mode: str, name: str) -> np.ndarray:
     top = 1.0 if mode == "F" else 65535.0
     if values.size and (values.min() < 0 or values.max() > top):
         raise UserError(
-            f"{path}: pixel values from {values.min():g} to {values.max():g} in mode {mode}; save it as 8 or 16 bits"
+            f"{name}: pixel values from {values.min():g} to {values.max():g} in mode {mode}; save it as 8 or 16 bits"
         )
     return np.round(values / top * 255).astype(np.uint8)
 
 
-def _fit(image: Image.Image, expects: Input, resample: Image.Resampling) -> Image.Image:
-    """Resize so that `size / crop` is just covered, then cut `size` from the centre."""
-    h, w = expects.size
-    scale = max(math.floor(h / expects.crop) / image.height, math.floor(w / expects.crop) / image.width)
-    image = image.resize((max(w, round(image.width * scale)), max(h, round(image.height * scale))), resample)
-    left, top = round((image.width - w) / 2), round((image.height - h) / 2)
-    return image.crop((left, top, left + w, top + h))
+def _mask_path(rows: Rows, i: int) -> str:
+    return rows.masks[i] if rows.masks is not None else ""
+
+
+def _name(root: Path, path: str) -> str:
+    return str(root / path)

@@ -1,0 +1,249 @@
+"""What a model answered, image by image, and the CSV file that keeps it."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from .errors import UserError
+
+NO_CLASS = -1  # predicted: none of the classes, so wrong whatever the label
+NEEDED = ("image", "label", "predicted")
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """One run's answers to n images of one split, C classes."""
+
+    images: list[str]  # paths relative to the data set's root
+    labels: np.ndarray  # int64 [n], into `classes`
+    probabilities: np.ndarray  # float32 [n, C]
+    predicted: np.ndarray  # int64 [n], into `classes`, or NO_CLASS
+    classes: tuple[str, ...]
+    groups: np.ndarray | None = None  # int64 [n], into `group_names`
+    group_names: tuple[str, ...] = ()
+    split: str = "test"
+    extra: Mapping[str, Sequence[str]] = field(default_factory=dict)  # more columns, such as `background`
+
+    def __post_init__(self) -> None:
+        n, classes = len(self.images), len(self.classes)
+        assert len(self.labels) == len(self.predicted) == n, "one label and one answer per image"
+        assert self.probabilities.shape == (n, classes), "one probability per image and class"
+        assert all(len(column) == n for column in self.extra.values()), "one value per image in every extra column"
+        if n == 0:
+            raise UserError(f"there is nothing to measure: the split {self.split!r} has no images")
+        assert 0 <= self.labels.min() <= self.labels.max() < classes, "labels count into `classes`"
+        assert NO_CLASS <= self.predicted.min() <= self.predicted.max() < classes, "answers count into `classes`"
+        if self.groups is not None:
+            assert len(self.groups) == n, "one group per image"
+            assert 0 <= self.groups.min() <= self.groups.max() < len(self.group_names), "groups: into `group_names`"
+        broken = ~np.isfinite(self.probabilities).all(axis=1)
+        if broken.any():
+            raise UserError(
+                f"{broken.sum()} of {n} answers are not numbers (the first: {self.images[broken.argmax()]}): "
+                "the model has diverged; train it again with a lower learning rate"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @classmethod
+    def from_logits(
+        cls,
+        images: list[str],
+        labels: np.ndarray,
+        logits: np.ndarray,
+        classes: tuple[str, ...],
+        groups: np.ndarray | None = None,
+        group_names: tuple[str, ...] = (),
+        split: str = "test",
+        extra: Mapping[str, Sequence[str]] | None = None,
+    ) -> Answers:
+        """The likeliest class is the answer."""
+        with np.errstate(invalid="ignore"):  # infinities become NaN, which is refused
+            powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+            probabilities = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+        predicted = logits.argmax(axis=1)
+        return cls(images, labels, probabilities, predicted, classes, groups, group_names, split, extra or {})
+
+    @property
+    def correct(self) -> np.ndarray:
+        return self.predicted == self.labels
+
+    @property
+    def margins(self) -> np.ndarray:
+        """Of a binary task: log odds of the second class, which tell near-certain answers apart."""
+        smallest = np.finfo(np.float32).smallest_subnormal
+        first, second = np.log(self.probabilities.astype(np.float64).clip(min=smallest)).T
+        return second - first
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> Answers:
+        """These rows, in this order."""
+        return Answers(
+            [self.images[row] for row in rows],
+            self.labels[rows],
+            self.probabilities[rows],
+            self.predicted[rows],
+            self.classes,
+            None if self.groups is None else self.groups[rows],
+            self.group_names,
+            self.split,
+            {name: [column[row] for row in rows] for name, column in self.extra.items()},
+        )
+
+    def save_csv(self, path: str | Path) -> None:
+        """One line per image; a file of that name stays as it was until all of the new one is written."""
+        path = Path(path)
+        part = path.with_name(path.name + ".part")
+        try:
+            with part.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+                csv.writer(file).writerows(self._lines())
+            part.replace(path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def _lines(self) -> Iterator[list[str]]:
+        assert not {*NEEDED, "group", "split"} & {*self.extra}, "these columns have their own place"
+        assert not any(name.startswith("p_") for name in self.extra), "p_ is for probabilities"
+        grouped = [] if self.groups is None else ["group"]
+        yield [*NEEDED, *grouped, "split", *self.extra, *(f"p_{name}" for name in self.classes)]
+        words = [*self.classes, ""]
+        assert words[NO_CLASS] == ""
+        columns: list[Sequence[str]] = [
+            self.images,
+            [words[k] for k in self.labels],
+            [words[k] for k in self.predicted],
+        ]
+        if self.groups is not None:
+            columns.append([self.group_names[k] for k in self.groups])
+        columns.append([self.split] * len(self))
+        for row, texts in enumerate(zip(*columns, *self.extra.values(), strict=True)):
+            yield [*texts, *(f"{p:.9g}" for p in self.probabilities[row].tolist())]  # 9 digits keep every float32
+
+    @classmethod
+    def load_csv(cls, path: str | Path, *, split: str | None = None, group_names: Sequence[str] = ()) -> Answers:
+        """`split` picks one where the file holds several; `group_names` keeps their order and groups without images."""
+        path = Path(path)
+        try:
+            with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+                return _read(path, csv.reader(file), split, tuple(group_names))
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+        except csv.Error as error:
+            raise UserError(f"{path}: is not a CSV file ({error})") from error
+
+
+def _read(path: Path, reader, split: str | None, group_names: tuple[str, ...]) -> Answers:
+    header = next(reader, [])
+    words = _columns_before_probabilities(path, header)
+    at, texts, probabilities = [], [], []
+    for line in filter(None, reader):
+        where = f"{path}:{reader.line_num}"
+        if len(line) != len(header):
+            raise UserError(f"{where}: {len(line)} values, but the header names {len(header)} columns")
+        if split is not None and "split" in words and line[words.index("split")] != split:
+            continue
+        at.append(where)
+        texts.append(line[: len(words)])
+        probabilities.append(_floats(line[len(words) :], where))
+    if not texts:
+        raise UserError(f"{path}: holds no answers" + (f" to the split {split!r}" if split else ""))
+
+    columns = {name: list(column) for name, column in zip(words, zip(*texts, strict=True), strict=True)}
+    classes = tuple(name.removeprefix("p_") for name in header[len(words) :])
+    images, labels, predicted = (columns.pop(name) for name in NEEDED)
+    labels = _numbers("label", labels, classes, at)
+    predicted = _numbers("predicted", predicted, (*classes, ""), at)
+    predicted[predicted == len(classes)] = NO_CLASS
+    names, groups = columns.pop("group", None), None
+    if names is not None:
+        group_names = group_names or _in_order_of_labels(names, labels)
+        groups = _numbers("group", names, group_names, at)
+    splits = dict.fromkeys(columns.pop("split", [split or path.stem]))
+    if len(splits) > 1:
+        raise UserError(f"{path}: holds the splits {', '.join(splits)}; name the one to read")
+    probabilities = np.array(probabilities, dtype=np.float32)
+    return Answers(
+        images, labels, probabilities, predicted, classes, groups, group_names if names else (), *splits, columns
+    )
+
+
+def _columns_before_probabilities(path: Path, header: list[str]) -> list[str]:
+    words = [name for name in header if not name.startswith("p_")]
+    missing = [name for name in NEEDED if name not in words]
+    if missing:
+        raise UserError(f"{path}:1: no column {' or '.join(missing)}; needed are {','.join(NEEDED)},p_<class>…")
+    if len(header) - len(words) < 2 or header[: len(words)] != words:
+        raise UserError(f"{path}:1: the last columns must be the probabilities, p_<class> for every class")
+    twice = [name for name in header if header.count(name) > 1] if len(set(header)) < len(header) else []
+    if twice:
+        raise UserError(f"{path}:1: two columns are called {twice[0]!r}; rename one")
+    return words
+
+
+def _floats(texts: list[str], where: str) -> list[float]:
+    try:
+        return [float(text) for text in texts]
+    except ValueError as error:
+        raise UserError(f"{where}: a probability is no number ({error})") from error
+
+
+def _numbers(column: str, values: list[str], names: tuple[str, ...], at: list[str]) -> np.ndarray:
+    number = {name: k for k, name in enumerate(names)}
+    for value, where in zip(values, at, strict=True):
+        if value not in number:
+            known = ", ".join(filter(None, names[:9])) + (", …" if len(names) > 9 else "")
+            raise UserError(f"{where}: {column} is {value!r}, which is none of {known}")
+    return np.array([number[value] for value in values], dtype=np.int64)
+
+
+def _in_order_of_labels(names: list[str], labels: np.ndarray) -> tuple[str, ...]:
+    """Groups as a data set numbers them: by label, then by name."""
+    first = {}
+    for name, label in zip(names, labels.tolist(), strict=True):
+        first[name] = min(label, first.get(name, label))
+    return tuple(sorted(first, key=lambda name: (first[name], name)))
+
+
+def aligned(runs: Sequence[tuple[str, Answers]]) -> list[Answers]:
+    """The same images in the same order for every named run; refused where they, or what is known of them, differ."""
+    assert runs, "there must be a run"
+    name, reference = runs[0]
+    return [reference, *(_in_order_of(reference, name, run, other) for other, run in runs[1:])]
+
+
+def _in_order_of(reference: Answers, reference_name: str, run: Answers, name: str) -> Answers:
+    if (run.classes, run.group_names) != (reference.classes, reference.group_names):
+        raise UserError(f"{name} and {reference_name} do not share their classes and groups: they cannot be compared")
+    if run.images != reference.images:
+        if Counter(run.images) != Counter(reference.images):
+            raise UserError(_difference(reference.images, reference_name, run.images, name))
+        rows = np.empty(len(run), dtype=np.int64)
+        rows[_sorted_rows(reference)] = _sorted_rows(run)
+        run = run.take(rows)
+    same = run.labels == reference.labels
+    if run.groups is not None and reference.groups is not None:
+        same &= run.groups == reference.groups
+    if not same.all():
+        image = run.images[same.argmin()]
+        raise UserError(f"{image} has another label or group in {name} than in {reference_name}: evaluate them again")
+    return run
+
+
+def _sorted_rows(run: Answers) -> list[int]:
+    groups = run.labels if run.groups is None else run.groups
+    return sorted(range(len(run)), key=lambda row: (run.images[row], run.labels[row], groups[row]))
+
+
+def _difference(left: list[str], left_name: str, right: list[str], right_name: str) -> str:
+    for here, there, images, others in ((left_name, right_name, left, right), (right_name, left_name, right, left)):
+        alone = sorted({*images} - {*others})
+        if alone:
+            more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
+            return f"{here} answers {alone[0]}{more}, {there} does not: evaluate both on the same images"
+    return f"{left_name} and {right_name} answer the same images, but not equally often: evaluate both on the same data"

@@ -1,0 +1,97 @@
+"""Checkpoints without pickle: tensors in safetensors, the rest as JSON in its header, replaced in one step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import UserError
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Either the old file or the new one is there, at any moment: also when the power fails half-way."""
+    from safetensors.torch import save_file
+
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        save_file(whole, str(partial), metadata={"facts": json.dumps(facts)})
+        replace_durably(partial, path)
+    except Exception as error:  # safetensors has errors of its own for a full disk
+        partial.unlink(missing_ok=True)
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            raise
+        raise cannot_write(path, error) from error
+
+
+def save_text(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        replace_durably(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+
+
+def replace_durably(partial: Path, path: Path) -> None:
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def cannot_write(path: Path, error: Exception) -> UserError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return UserError(
+        f"{path}: cannot be written ({reason}). What was saved before is intact: free space or choose another "
+        "folder, then go on with --resume"
+    )
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads((file.metadata() or {}).get("facts", "{}"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path}: a damaged checkpoint ({error}); restore it, or start the run anew") from error
+
+
+# ---- the state of training -------------------------------------------------------------------------------------------
+
+
+def pack(model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None) -> dict[str, Tensor]:
+    """Everything that training changes, under names that say whose it is."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    if average is not None:
+        tensors |= {f"average.{name}": tensor for name, tensor in average.state_dict().items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
+    return tensors
+
+
+def unpack(
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None
+) -> None:
+    model.load_state_dict(under("model.", tensors))
+    if average is not None:
+        average.load_state_dict(under("average.", tensors))
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in under("optimizer.", tensors).items():
+        index, _, key = name.partition(".")
+        state.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

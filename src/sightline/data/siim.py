@@ -1,0 +1,165 @@
+"""SIIM-ACR chest radiographs: is there a pneumothorax? Who is treated for one has a chest tube, and models find that.
+
+Read as on Kaggle (train-rle.csv, dicom-images-train, with cxr_tube_dict.json beside them), or as prepared for iFAM
+(train_set, full_test_set, robust_test_set, non_robust_test_set). The tubes are published as a pickle: see pickles.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from ..errors import UserError
+from .cub import NO_VAL, Folder, locate, pictures, present, read_columns, rows_of_folders, save_mask, wrong_folder
+from .pickles import read_converted
+from .rows import TEST, TRAIN, Rows
+
+CLASSES = ("no pneumothorax", "pneumothorax")
+TUBE, NO_TUBE, UNKNOWN = "tube", "no tube", "tube unknown"
+TUBES = "cxr_tube_dict"
+TABLE, DICOMS, MASKS = "train-rle.csv", "dicom-images-train", "all_masks"
+SIDE = 1024  # of every picture, in pixels
+ONLY_TEST = "whether there is a tube is known for the test split only"
+
+
+def read_siim(root: Path) -> Rows:
+    """Groups are label and chest tube; the test split is what the tubes were looked for in."""
+    if (root / "train_set").is_dir():
+        rows = _read_prepared(root)
+    elif (root / TABLE).exists():
+        rows = _read_kaggle(root)
+    else:
+        prepared = "train_set with full_test_set as prepared for iFAM"
+        raise wrong_folder(root, "SIIM-ACR", f"{TABLE} with {DICOMS} as on Kaggle, or {prepared}")
+    masks = [f"{MASKS}/{Path(image).stem}.png" for image in rows.images]
+    there = present(root, masks)
+    if any(there):
+        return replace(rows, masks=[mask if found else "" for mask, found in zip(masks, there, strict=True)])
+    return replace(
+        rows, notes=(*rows.notes, f"no masks: no folder {MASKS}; sightline.data.siim.write_masks makes it from {TABLE}")
+    )
+
+
+def _read_prepared(root: Path) -> Rows:
+    subsets = [name for name in ("robust_test_set", "non_robust_test_set") if (root / name).is_dir()]
+    needs = ["train_set/0", "train_set/1", "full_test_set/0", "full_test_set/1"]
+    locate(root, "SIIM-ACR", needs + [f"{name}/{label}" for name in subsets for label in (0, 1)])
+    folders = [Folder(f"train_set/{label}", label, TRAIN, UNKNOWN) for label in (0, 1)]
+    for label in (0, 1):
+        path = f"full_test_set/{label}"
+        if len(subsets) < 2:
+            folders.append(Folder(path, label, TEST, UNKNOWN))
+            continue
+        robust, other = (pictures(root / name / str(label), (".dcm",)) for name in subsets)
+        if sorted(robust + other) != list(pictures(root / path, (".dcm",))):
+            raise UserError(f"{root / path}: does not hold the pictures of {' and '.join(subsets)}; prepare it again")
+        with_tube, without = (other, robust) if label else (robust, other)
+        folders += [Folder(path, label, TEST, TUBE, with_tube), Folder(path, label, TEST, NO_TUBE, without)]
+    return rows_of_folders("siim", root, CLASSES, folders, [NO_VAL, ONLY_TEST], (".dcm",))
+
+
+def _read_kaggle(root: Path) -> Rows:
+    locate(root, "SIIM-ACR", (TABLE, DICOMS))
+    if not any((root / f"{TUBES}.{ending}").exists() for ending in ("json", "pkl")):
+        raise UserError(f"{root}: no {TUBES}.json, which says what the test split is; it is made from {TUBES}.pkl")
+    tubes = read_converted(root, TUBES)
+    if not all(value in (0, 1) for value in tubes.values()):
+        raise UserError(f"{root / TUBES}.json: expected true or false for each picture")
+    found = {path.stem: path.relative_to(root) for path in sorted((root / DICOMS).glob("*/*/*.dcm"))}
+    labels: dict[str, int] = {}
+    for line, (picture, runs) in read_columns(root / TABLE, ("ImageId", "EncodedPixels")):
+        if picture not in found:
+            raise UserError(f"{root / TABLE}:{line}: {picture}.dcm is in no folder of {DICOMS}; restore it")
+        labels.setdefault(picture, int(runs != "-1"))
+    folders = []
+    for picture, label in labels.items():
+        attribute = UNKNOWN if picture not in tubes else TUBE if tubes[picture] else NO_TUBE
+        split = TRAIN if picture not in tubes else TEST
+        path = found[picture]
+        folders.append(Folder(path.parent.as_posix(), label, split, attribute, (path.name,)))
+    notes = [NO_VAL, ONLY_TEST]
+    for count, told in (
+        (len(found.keys() - labels.keys()), "pictures without a label are left out"),
+        (len(tubes.keys() - labels.keys()), "pictures with a tube label have no other label and are left out"),
+    ):
+        notes += [f"{count:,} {told}"] if count else []
+    return rows_of_folders("siim", root, CLASSES, folders, notes, (".dcm",))
+
+
+def write_masks(root: Path | str) -> int:
+    """Write the pneumothorax of each picture in train-rle.csv as all_masks/ID.png; how many there are."""
+    root = Path(root)
+    runs_of: dict[str, list[tuple[int, str]]] = {}
+    for line, (picture, runs) in read_columns(root / TABLE, ("ImageId", "EncodedPixels")):
+        runs_of.setdefault(picture, []).extend([(line, runs)] if runs != "-1" else [])
+    for picture, lines in runs_of.items():
+        mask = np.zeros(SIDE * SIDE, bool)
+        for line, runs in lines:
+            try:
+                _fill(mask, [int(number) for number in runs.split()])
+            except ValueError:
+                raise UserError(f"{root / TABLE}:{line}: {runs[:40]!r} are no runs of pixels") from None
+        save_mask(mask.reshape(SIDE, SIDE).T, root / MASKS / f"{picture}.png")
+    return len(runs_of)
+
+
+def _fill(mask: np.ndarray, numbers: list[int]) -> None:
+    """Pairs of a gap since the last run and a run's length, down the columns."""
+    place = 0
+    for gap, length in zip(numbers[::2], numbers[1::2], strict=True):
+        if gap < 0 or length < 0 or place + gap + length > len(mask):
+            raise ValueError("runs outside the picture")
+        mask[place + gap : place + gap + length] = True
+        place += gap + length
+
+
+# ---- DICOM -----------------------------------------------------------------------------------------------------------
+
+
+def read_dicom(source: Path | BinaryIO) -> Image.Image:
+    """A radiograph as RGB: bright is dense, within its window, or else 8 bits as they are and more bits stretched."""
+    try:
+        import pydicom
+    except ImportError:
+        raise UserError(f"{source}: DICOM needs pydicom; install it with: pip install 'sightline[medical]'") from None
+    try:
+        data = pydicom.dcmread(source)
+        pixels = data.pixel_array
+    except FileNotFoundError:
+        raise UserError(f"{source}: no such file") from None
+    except Exception as error:  # pydicom and its decoders fail in many ways
+        raise UserError(f"{source}: not a DICOM picture that can be read ({error}); restore it or remove it") from None
+    kind = data.get("PhotometricInterpretation", "MONOCHROME2")
+    if pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.dtype == np.uint8:
+        return Image.fromarray(pixels)
+    if pixels.ndim != 2 or kind not in ("MONOCHROME1", "MONOCHROME2"):
+        shape = " x ".join(map(str, pixels.shape))
+        raise UserError(f"{source}: {kind} of {shape} {pixels.dtype}; expected one grey picture, or RGB of 8 bits")
+    shades = _shades(pixels, data)
+    shades = 1 - shades if kind == "MONOCHROME1" else shades
+    return Image.fromarray(np.round(255 * shades).astype(np.uint8)).convert("RGB")
+
+
+def _shades(pixels: np.ndarray, data: Any) -> np.ndarray:
+    """From 0 to 1 by the window the file names (DICOM PS3.3 C.11.2.1.2), or by what the pixels can hold or do hold."""
+    from pydicom.pixels import apply_modality_lut
+
+    centre, width = (_first(data.get(name)) for name in ("WindowCenter", "WindowWidth"))
+    values = apply_modality_lut(pixels, data).astype(np.float64)
+    if centre is not None and width is not None and width > 1:
+        return np.clip((values - centre + 0.5) / (width - 1) + 0.5, 0, 1)
+    if data.BitsStored <= 8 and pixels.dtype == np.uint8:
+        return np.clip(pixels / (2.0**data.BitsStored - 1), 0, 1)
+    low, high = values.min(), values.max()
+    return (values - low) / (high - low) if high > low else np.zeros_like(values)
+
+
+def _first(value: Any) -> float | None:
+    """A file may name several windows; the first is its default."""
+    if value is None or value == "":
+        return None
+    return float(value if isinstance(value, (str, int, float)) else value[0])

@@ -1,0 +1,160 @@
+"""The run folder, which remembers everything: what was asked, on which data, with which versions, and what came of it.
+
+run.json            the configuration, the data's fingerprint, versions, the rule of selection
+log.jsonl           a line per epoch
+best.safetensors    the weights that the validation data chose
+last.safetensors    everything needed to go on
+predictions/        answers per image, as CSV
+metrics.json        what they are worth
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import __version__
+from .checkpoint import cannot_write, save_text
+from .config import Train
+from .data.rows import SPLITS, Rows, fingerprint, group_table
+from .errors import UserError
+from .vit import ViTConfig
+
+PACKAGES = ("torch", "accelerate", "safetensors", "numpy", "scikit-learn", "pillow")
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    facts: dict[str, Any]
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "best.safetensors"
+
+    @property
+    def last(self) -> Path:
+        return self.folder / "last.safetensors"
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "log.jsonl"
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        try:
+            with self.log_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise cannot_write(self.log_file, error) from error
+
+    def cut_log(self, lines: int) -> None:
+        """Forget what was logged after the checkpoint that training goes on from."""
+        if self.log_file.exists():
+            kept = self.log_file.read_text(encoding="utf-8").splitlines(keepends=True)[:lines]
+            save_text(self.log_file, "".join(kept))
+
+    def note(self, **facts: Any) -> None:
+        self.facts.update(facts)
+        save_text(self.folder / "run.json", json.dumps(self.facts, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def begin(config: Train, rows: Rows) -> Run:
+    """A new run folder, or the old one to go on with."""
+    folder = config.folder
+    print_data = fingerprint(rows)
+    if config.resume and (folder / "run.json").is_file():
+        run = read_run(folder)
+        refuse_other(run, config, print_data)
+        return run
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: there is a run already; go on with --resume, or choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    run = Run(folder, {})
+    run.note(
+        method=config.method,
+        config=asdict(config),
+        data=about(rows) | {"path": str(config.data), "layout": config.layout, "fingerprint": print_data},
+        versions=versions(),
+        seed=config.seed,
+        selection={"metric": config.select, "on": "val"},
+        state="begun",
+    )
+    return run
+
+
+def refuse_other(run: Run, config: Train, print_data: str) -> None:
+    """Going on means: the same question, to the same data."""
+    if run.facts["data"]["fingerprint"] != print_data:
+        raise UserError(
+            f"{run.folder}: the data have changed since this run began (fingerprint {print_data[:12]} instead of "
+            f"{run.facts['data']['fingerprint'][:12]}); restore them, or begin a new run with another --out"
+        )
+    free = {
+        "resume",
+        "out",
+        "data",
+        "workers",
+        "cache",
+        "device",
+        "save_minutes",
+        "tensorboard",
+    }  # may differ without changing the result
+    before = {k: v for k, v in run.facts["config"].items() if k not in free}
+    now = {k: v for k, v in json.loads(json.dumps(asdict(config), default=str)).items() if k not in free}
+    if wrong := sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)):
+        changes = ", ".join(f"{k}: {before.get(k)} became {now.get(k)}" for k in wrong[:3])
+        raise UserError(f"{run.folder}: begun with other settings ({changes}); use those, or begin a new run")
+
+
+def read_run(folder: Path | str) -> Run:
+    folder = Path(folder)
+    path = folder / "run.json"
+    try:
+        return Run(folder, json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError(f"{folder}: not a run folder (no run.json); `sightline train` makes one") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+
+
+def about(rows: Rows) -> dict[str, Any]:
+    numbers, names = rows.cells
+    table = group_table(rows)
+    return {
+        "name": rows.name,
+        "classes": list(rows.classes),
+        "group_names": list(rows.group_names),
+        "counts": {split: dict(zip(names, map(int, table[i]), strict=True)) for i, split in enumerate(SPLITS)},
+        "notes": list(rows.notes),
+        "images": int(np.size(numbers)),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"sightline": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if torch.cuda.is_available():
+        found["cuda"] = str(torch.version.cuda)
+        found["device"] = torch.cuda.get_device_name()
+    return found
+
+
+def config_of(run: Run) -> ViTConfig:
+    from .weights import config_from_json
+
+    return config_from_json(json.dumps(run.facts["vit"]), run.folder / "run.json")
