@@ -88,7 +88,8 @@ def main() -> None:
     Console(highlight=False, width=200).print(table)
     if config.out:
         device = "cuda" if config.device == "cuda" else "cpu"
-        record(config.out, device, {"selected_by": "balanced on val", "data": facts["data"], "rows": rows})
+        data = {name: value for name, value in facts["data"].items() if name != "path"}
+        record(config.out, device, {"selected_by": "balanced on val", "data": data, "rows": rows})
 
 
 if __name__ == "__main__":

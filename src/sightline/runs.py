@@ -70,11 +70,11 @@ def begin(config: Train, rows: Rows) -> Run:
     """A new run folder, or the old one to go on with."""
     folder = config.folder
     print_data = fingerprint(rows)
-    if config.resume and (folder / "run.json").is_file():
+    if config.resume and (folder / "run.json").is_file() and not failed_at_once(folder):
         run = read_run(folder)
         refuse_other(run, config, print_data)
         return run
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and not failed_at_once(folder):
         raise UserError(f"{folder}: there is a run already; go on with --resume, or choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,6 +91,12 @@ def begin(config: Train, rows: Rows) -> Run:
         state="begun",
     )
     return run
+
+
+def failed_at_once(folder: Path) -> bool:
+    """An empty folder, or a run that ended before it had saved any weights: nothing to lose."""
+    inside = list(folder.iterdir()) if folder.is_dir() else [folder]
+    return not inside or ((folder / "run.json").is_file() and not any(p.suffix == ".safetensors" for p in inside))
 
 
 def refuse_other(run: Run, config: Train, print_data: str) -> None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import Erm, Train
+from ..errors import UserError
 from ..sight import Prediction, Sight
 from ..vit import Input, ViT, ViTConfig
 from ..weights import load_backbone
@@ -73,10 +74,11 @@ def open_backbone(config: Train, classes: int) -> tuple[ViT, Input]:
     """The backbone with a new head, and what it expects of a picture at the size asked for."""
     vit = load_backbone(config.backbone, classes=classes, seed=config.seed)
     expects = vit.config.input
-    if config.size is not None:
-        expects = replace(expects, size=(config.size, config.size))
-        vit.grid(vit.cls_token.new_zeros(1, 3, *expects.size))
-    return vit, expects
+    patch, side = vit.config.patch, config.size or expects.size[0]
+    if side < patch or side % patch:
+        near = max(1, side // patch) * patch
+        raise UserError(f"--size {side}: must be a multiple of {config.backbone}'s patch, {patch}, such as {near}")
+    return vit, replace(expects, size=(side, side))
 
 
 def train_erm(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
