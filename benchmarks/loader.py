@@ -11,30 +11,24 @@ is decoding, not the disk. Absolute figures are of this machine alone.
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import random
-import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import PIL
-import torch
 import tyro
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
+from record import record
 from sightline.data.batches import Batches
 from sightline.data.cache import Cache
 from sightline.data.images import Canvas
@@ -167,21 +161,9 @@ def main() -> None:
     console.print(f"{config.count} {what}, onto {config.size}×{config.size}")
     console.print(table)
     if config.out:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-        said = [word for before, word in pairwise(sys.argv) if "--out" not in (before, word)]
-        facts = {
-            "command": shlex.join(["python", "benchmarks/loader.py", *said]),
-            "commit": commit,
-            "device": f"{platform.machine()} CPU, {os.cpu_count()} processors",
-            "torch": torch.__version__,
-            "pillow": PIL.__version__,
-            "pictures": what,
-            "count": config.count,
-            "canvas": [config.size, config.size],
-            "crop": config.crop,
-            "batch": config.batch,
-        }
-        config.out.write_text(json.dumps(facts | {"rows": figures}, indent=1) + "\n")
+        facts = {"pillow": PIL.__version__, "pictures": what, "count": config.count, "crop": config.crop}
+        facts |= {"canvas": [config.size, config.size], "batch": config.batch, "rows": figures}
+        record(config.out, "cpu", facts)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ def test_check_says_what_is_there_and_what_is_wrong(sightline, toy, tmp_path):
     assert "dog/2.png" in out
 
 
-def test_train_prints_the_table_and_says_how_the_weights_were_chosen(sightline, toy, tmp_path):
+def test_train_prints_the_table_and_says_how_the_weights_were_chosen(sightline, toy, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if it were not installed
     small = ["--backbone", "random:nano", "--epochs", 1, "--batch", 32, "--workers", 0, "--device", "cpu"]
     arguments = ["train", "erm", toy, *small, "--out", tmp_path / "run", "--select", "worst-group"]
     code, _, err = sightline(*arguments, "--tensorboard")
