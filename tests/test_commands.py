@@ -140,6 +140,14 @@ def test_verify_a_run_that_sees_everything(sightline, runs, toy):
     assert "its sight hides nothing, so there is nothing to prove" in out
 
 
+def test_the_toy_set_from_the_command_line(sightline, tmp_path):
+    code, out, _ = sightline("toy", tmp_path / "toy", "--train", 20, "--val", 8, "--test", 8, "--size", 32)
+    assert (code, "36 pictures" in out) == (0, True)
+    assert "36 rows, 2 classes, 4 groups" in sightline("check", tmp_path / "toy")[1]
+    code, _, err = sightline("toy", tmp_path / "toy")
+    assert (code, "is there already" in err) == (2, True)
+
+
 def test_build_a_data_set(sightline, tmp_path):
     packs = shared("data")
     arguments = ("data", "waterbirds", "--cub", packs, "--scenes", packs, "--out", tmp_path / "wb", "--limit", 6)

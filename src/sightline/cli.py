@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from .config import Backbones, Check, Compare, Data, Demo, Erm, Evaluate, Predict, Probe, Train, Verify
+from .config import Backbones, Check, Compare, Data, Demo, Erm, Evaluate, Predict, Probe, Toy, Train, Verify
 from .errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ Command = (
         sub("train", description="Train a classifier."),
     ]
     | Annotated[Data, sub("data")]
+    | Annotated[Toy, sub("toy")]
     | Annotated[Evaluate, sub("evaluate")]
     | Annotated[Predict, sub("predict")]
     | Annotated[Compare, sub("compare")]
@@ -48,6 +49,7 @@ def run(command) -> int:
     actions = {
         Check: check,
         Data: data,
+        Toy: toy,
         Evaluate: evaluate,
         Predict: predict,
         Compare: compare,
@@ -93,6 +95,16 @@ def data(command: Data) -> int:
     print(f"{built.folder}: {built.images:,} pictures{' (already there)' if built.reused else ''}")
     for split, counts in built.counts.items():
         print(f"  {split}: " + ", ".join(f"{group} {count:,}" for group, count in counts.items()))
+    return 0
+
+
+def toy(command: Toy) -> int:
+    from .data.toyset import write_toy
+
+    if command.out.exists():
+        raise UserError(f"{command.out}: is there already; choose another folder")
+    settings = {f.name: getattr(command, f.name) for f in fields(command) if f.name != "out"}
+    print(f"{write_toy(command.out, **settings)}: {command.train + command.val + command.test:,} pictures and rows.csv")
     return 0
 
 

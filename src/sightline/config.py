@@ -196,6 +196,24 @@ class Data(Build):
 
 
 @dataclass(frozen=True)
+class Toy:
+    """Write the embedded data set: storks and ducks, where the place gives the class away."""
+
+    out: Positional[Path]
+    """The folder to make."""
+    train: int = 1200
+    val: int = 400
+    test: int = 800
+    size: int = 64
+    """Side of the pictures in pixels."""
+    correlation: float = 0.9
+    """How often the place goes with the class in training; in val and test all groups are equally large."""
+    displacement: float = 0.15
+    """How far from the centre birds may stand, in shares of the side."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Measure a trained model: every group, with intervals."""
 
