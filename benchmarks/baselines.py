@@ -48,7 +48,7 @@ class Baselines:
 
 def train(config: Baselines, row: str, seed: int) -> Path:
     folder = config.runs / f"{row.replace(', ', '-').replace(' ', '-').lower()}-{seed}"
-    if not (folder / "metrics.json").exists():
+    if not finished(folder, config):
         command = [
             sys.executable, "-m", "sightline", "train", ROWS[row][0], str(config.data), *ROWS[row][1:],
             "--backbone", config.backbone, "--out", str(folder), "--seed", str(seed), "--device", config.device,
@@ -59,6 +59,14 @@ def train(config: Baselines, row: str, seed: int) -> Path:
             raise SystemExit(f"{' '.join(command)}\n{result.stderr[-3000:]}")
     print(json.dumps({"row": row, "seed": seed, "speed": read_run(folder).facts.get("speed")}), flush=True)
     return folder
+
+
+def finished(folder: Path, config: Baselines) -> bool:
+    """With this backbone; another one's run is refused by --resume."""
+    if not (folder / "metrics.json").exists():
+        return False
+    facts = read_run(folder).facts
+    return facts["state"] == "finished" and facts["config"]["backbone"] == config.backbone
 
 
 def seeds_of(row: str, config: Baselines) -> tuple[int, ...]:
@@ -87,7 +95,7 @@ def main() -> None:
         rows.append({"row": row, "seeds": list(seeds_of(row, config)), "metrics": metrics.to_dict(), "speed": speeds})
     Console(highlight=False, width=200).print(table)
     if config.out:
-        device = "cuda" if config.device == "cuda" else "cpu"
+        device = "cuda" if "cuda" in facts["versions"] and config.device != "cpu" else "cpu"
         data = {name: value for name, value in facts["data"].items() if name != "path"}
         record(config.out, device, {"selected_by": "balanced on val", "data": data, "rows": rows})
 

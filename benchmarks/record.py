@@ -13,16 +13,21 @@ import torch
 
 
 def record(path: Path, device: str, content: dict[str, Any]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = _git("rev-parse", "HEAD")
+    changed = [line for line in _git("status", "--porcelain", "--", "src", "benchmarks/*.py").splitlines() if line]
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     facts = {
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folders, sys.argv[1:])]),
-        "commit": commit or "unknown",
+        "commit": (commit or "unknown") + (" with changes" if changed else ""),
         "device": cpu if device == "cpu" else torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(facts | content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
 
 
 def _without_folders(argument: str) -> str:

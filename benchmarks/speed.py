@@ -106,6 +106,17 @@ def measure(config: Speed, batch: int) -> list[dict[str, float | str | int | lis
     return rows
 
 
+def verdicts(rows: list[dict]) -> list[dict]:
+    """What is asked of hiding, at every batch size."""
+    asked = {"mask, 50% visible": 1.1, "removal, 25% visible": 0.5}
+    return [
+        {"batch": row["batch"], "variant": row["variant"], "asked": f"at most {asked[row['variant']]}"}
+        | {"ratio_to_dense": row["ratio_to_dense"], "met": row["ratio_to_dense"] <= asked[row["variant"]]}
+        for row in rows
+        if row["variant"] in asked
+    ]
+
+
 def main() -> None:
     config = tyro.cli(Speed, description=__doc__)
     rows = [row for batch in config.batches for row in measure(config, batch)]
@@ -116,8 +127,11 @@ def main() -> None:
             str(row["middle_80_percent"]),
         )
     Console(highlight=False).print(table)
+    for verdict in verdicts(rows):
+        print(verdict)
     if config.out:
-        record(config.out, config.device, {"backbone": config.backbone, "dtype": config.dtype, "rows": rows})
+        facts = {"backbone": config.backbone, "dtype": config.dtype, "verdicts": verdicts(rows), "rows": rows}
+        record(config.out, config.device, facts)
 
 
 if __name__ == "__main__":

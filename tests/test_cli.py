@@ -12,6 +12,8 @@ from PIL import Image
 
 from sightline import cli
 from sightline.config import Verify
+from sightline.subject import pictures as pictures_of
+from sightline.vit import Input
 from sightline.weights import save_backbone
 
 from .conftest import small_vit
@@ -124,6 +126,11 @@ def test_backbones_are_listed():
         (["{weights}", "--device", "cuda:99"], "--device cuda:99: not to be had here"),
         (["{weights}", "--out", "{text}/c.json", "--size", "32", "--limit", "2", "--draws", "1"], "cannot be written"),
         (["nowhere.py:build"], "nowhere.py: no such file"),
+        (["{weights}", "--patch", "4"], "--patch does not go with {weights}: that is for modules of your own"),
+        (["{weights}", "--draws", "0"], "--draws 0: at least 1"),
+        (["{code}:build"], "{code}:2: "),
+        (["{code2}:Needy"], "{code2}:Needy: must be callable without arguments"),
+        (["{code2}:Odd", "--mask-argument", "visible", "--limit", "2"], "{code2}:Odd: fails on images [2, 3, 224"),
         (["{text}:build"], "cannot be imported"),
     ],
 )  # fmt: skip
@@ -132,6 +139,12 @@ def test_wrong_input_gets_one_clear_line(arguments, message, weights, pictures, 
     for name, suffix in (("broken", ".safetensors"), ("text", ".jpg")):
         places[name] = tmp_path / f"{name}{suffix}"
         places[name].write_text("hello")
+    places["code"], places["code2"] = tmp_path / "code.py", tmp_path / "code2.py"
+    places["code"].write_text("import torch\ndef build(:\n")
+    places["code2"].write_text(
+        "import torch\nclass Odd(torch.nn.Module):\n    def forward(self, x):\n        return x.mean((2, 3))\n"
+        "class Needy(Odd):\n    def __init__(self, width):\n        super().__init__()\n"
+    )
     for name in ("empty", "other"):
         places[name] = tmp_path / name
         places[name].mkdir()
@@ -152,8 +165,44 @@ def test_a_mask_must_have_the_size_of_its_picture(weights, pictures):
         cli.run(Verify(str(weights), (pictures,), masks=pictures.parent / "masks", size=32))
 
 
+def test_masks_go_through_the_same_geometry_as_their_pictures(tmp_path):
+    """Also where a backbone cuts the border off."""
+    white = Image.new("RGB", (80, 60))
+    white.paste((255, 255, 255), (20, 15, 60, 45))
+    for kind in ("images", "masks"):
+        (tmp_path / kind / "x").mkdir(parents=True)
+        white.save(tmp_path / kind / "x" / "1.png")
+    command = Verify("", (tmp_path / "images",), masks=tmp_path / "masks")
+    images, masks = pictures_of(command, Input(size=(32, 32), crop=0.875, resample="bilinear"))
+    assert ((images[0, 0] > 0.5) != masks[0]).float().mean() < 0.05
+
+
+def test_masks_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
+    for name, level in (("x", 255), ("y", 0)):
+        for kind in ("images", "masks"):
+            (tmp_path / kind / name).mkdir(parents=True)
+            Image.new("L", (8, 8), level).save(tmp_path / kind / name / "1.png")
+    command = Verify("", (tmp_path / "images",), masks=tmp_path / "masks")
+    _, masks = pictures_of(command, Input(size=(8, 8)))
+    assert masks.float().mean(dim=(1, 2)).tolist() == [1.0, 0.0]
+    with pytest.raises(ValueError, match="several masks of that name"):
+        pictures_of(Verify("", (tmp_path / "images" / "x" / "1.png",), masks=tmp_path / "masks"), Input(size=(8, 8)))
+
+
+def test_the_demo_removes_nothing_of_others(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "dear.txt").write_text("keep me")
+    error = sightline("demo", "--out", tmp_path / "photos", expect=2).stderr
+    assert "was not made by the demo" in error
+    assert (tmp_path / "photos" / "dear.txt").read_text() == "keep me"
+
+
 def test_the_demo_shows_what_it_says(tmp_path):
     out = sightline("demo", "--out", tmp_path / "demo").stdout
+    assert "worst group: duck/meadow" in out
+    for method in ("probe", "erm"):
+        metrics = json.loads((tmp_path / "demo" / method / "metrics.json").read_text())["splits"]["test"]
+        assert metrics["adjusted"]["low"] > metrics["worst_group"]["high"], "the shortcut must show"
     assert out.count("blind  Blind outside its sight") == 2
     assert out.count("leaks  Not blind") == 1
     for name, verdict in (("patches", "blind"), ("pixels", "blind"), ("late", "leaks")):

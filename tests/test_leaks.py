@@ -109,7 +109,7 @@ def test_a_mix_between_tokens_outside_any_submodule_is_laid_at_the_caller(images
 
 def test_a_model_that_is_never_the_same_twice_is_refused(images, sight):
     model = nn.Sequential(nn.Conv2d(3, 4, 14, 14), nn.Dropout(0.5)).train()
-    with pytest.raises(UserError, match=r"1 \(Dropout\) is not repeatable"):
+    with pytest.raises(UserError, match="Sequential answers the same images differently each time"):
         find_leak(model, images, sight)
 
 
@@ -120,6 +120,41 @@ def test_a_model_without_numbers_is_refused(images, sight):
 
     with pytest.raises(UserError, match="no floating-point tensor"):
         find_leak(Labels(), images, sight)
+
+
+def test_an_all_clear_must_mean_something(images, sight):
+    class Constant(nn.Module):
+        def forward(self, x):
+            return torch.ones(len(x), 3) + 0 * x.nan_to_num(0, 0, 0).mean()
+
+    with pytest.raises(UserError, match="does not notice visible pixels either"):
+        find_leak(Constant(), images, sight)
+    model = nn.Sequential(nn.Conv2d(3, 4, 14, 14), nn.Flatten())
+    with pytest.raises(UserError, match="hides nothing"):
+        find_leak(model, images, Sight(torch.ones(4, 4, 4, dtype=torch.bool)))
+    with pytest.raises(UserError, match="not finite"):
+        find_leak(model, images * torch.nan, sight)
+
+
+def test_outputs_of_any_shape(images, sight):
+    class Scores(nn.Module):
+        def __init__(self, shape):
+            super().__init__()
+            self.shape, self.embed = shape, nn.Conv2d(3, 1, 14, 14)
+
+        def forward(self, x):
+            tokens = self.embed(x).flatten(1)
+            return {"one": tokens.mean(dim=1), "patches": tokens, "loss": tokens.mean(), "all": (tokens.mean(1), 3)}[
+                self.shape
+            ]
+
+    for shape in ("one", "all", "patches"):
+        leak = find_leak(Scores(shape), images, sight)
+        assert leak.leaks, shape
+        assert "NaN" not in leak.to_json()
+    assert find_leak(Scores("one"), images, sight).module == "the model itself"
+    with pytest.raises(UserError, match="a row for each image"):
+        find_leak(Scores("loss"), images, sight)
 
 
 def test_hooks_are_removed_and_state_untouched(dinov2, images, sight):

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sightline.leaks import changed
 from sightline.positions import resize_learned
 from sightline.vit import ViT, ViTConfig
 
@@ -48,10 +49,8 @@ def visible(keep, keep_pixels=None):
 
 
 def same_bits(a, b):
-    return all(
-        torch.equal(getattr(a, name).float(), getattr(b, name).float())
-        for name in ("cls", "registers", "patches", "logits")
-    )
+    names = ("cls", "registers", "patches", "logits", "cls_attention", "keys")
+    return not any(changed(getattr(a, name), getattr(b, name)).any() for name in names)
 
 
 @given(scenes())
@@ -92,7 +91,8 @@ def test_hidden_pixels_change_no_bit(scene, content, hide):
         content
     ]
     redrawn = torch.where(visible(keep, keep_pixels)[:, None], images, other)
-    assert same_bits(vit(images, keep, keep_pixels, hide=hide), vit(redrawn, keep, keep_pixels, hide=hide))
+    asked = {"hide": hide, "cls_attention": [0, -1], "keys": [-1]}
+    assert same_bits(vit(images, keep, keep_pixels, **asked), vit(redrawn, keep, keep_pixels, **asked))
 
 
 @given(scenes())
@@ -105,13 +105,15 @@ def test_everything_visible_is_the_unmasked_vit(scene):
         torch.testing.assert_close(out.tokens, vit(images).tokens, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("pixels", [False, True], ids=["patches", "pixels"])
 @pytest.mark.parametrize("hide", ["removal", "mask"])
-def test_gradients_are_nan_proof_too(hide):
+def test_gradients_are_nan_proof_too(hide, pixels):
     """Zero times NaN is NaN: hidden pixels must be out of the way before the embedding, or its gradient is lost."""
-    vit, images = small_vit(), torch.rand(3, 3, 32, 32)
-    keep = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(1)) < 0.5
-    hidden = ~visible(keep)[:, None]
-    vit(torch.where(hidden, torch.nan, images), keep, hide=hide).logits.sum().backward()
+    vit, images, generator = small_vit(), torch.rand(3, 3, 32, 32), torch.Generator().manual_seed(1)
+    keep = torch.rand(3, 4, 4, generator=generator) < 0.5
+    keep_pixels = torch.rand(3, 32, 32, generator=generator) < 0.5 if pixels else None
+    hidden = ~visible(keep, keep_pixels)[:, None]
+    vit(torch.where(hidden, torch.nan, images), keep, keep_pixels, hide=hide).logits.sum().backward()
     assert all(p.grad.isfinite().all() for p in vit.parameters() if p.grad is not None)
     assert vit.patch_embed.proj.weight.grad.abs().sum() > 0
 
@@ -185,6 +187,21 @@ def test_weighted_hiding_refuses_float16(how):
             assert vit(images, keep > 0.5).logits.isfinite().all()
 
 
+@pytest.mark.parametrize("name", sorted(VITS))
+def test_autocast_keeps_the_stream_in_the_weights_precision(name):
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        out = VITS[name](torch.rand(2, 3, 32, 32), torch.rand(2, 4, 4) < 0.5)
+    assert out.cls.dtype == torch.float32
+    assert out.patches.dtype == torch.float32
+
+
+@torch.no_grad()
+def test_the_mask_path_compiles_without_a_break():
+    vit, images, keep = small_vit(), torch.rand(2, 3, 32, 32), torch.rand(2, 4, 4) < 0.5
+    compiled = torch.compile(lambda x, k: vit(x, k, hide="mask").logits, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(images, keep), vit(images, keep).logits, atol=2e-5, rtol=2e-5)
+
+
 def test_full_attention_is_in_the_graph():
     vit, images = small_vit(), torch.rand(2, 3, 32, 32)
     out = vit(images, attention=range(3))
@@ -218,6 +235,7 @@ def test_layers_are_given_in_the_order_asked_for():
         ({"keep": torch.ones(1, 4, 4, dtype=torch.bool), "hide": "weighted"}, "does not go with"),
         ({"keep": torch.ones(1, 4, 4, dtype=torch.bool), "hide": "removal", "attention": [0]}, "all tokens"),
         ({"cls_attention": [3]}, "3 blocks"),
+        ({"hide": "mask"}, "there is no keep"),
     ],
 )
 def test_misuse_is_explained(arguments, message):

@@ -485,6 +485,14 @@ def test_loading_leaves_the_callers_random_numbers_alone(tmp_path):
     assert not torch.equal(heads[0], heads[2])
 
 
+def test_what_lies_outside_the_backbone_is_not_dropped_silently(tmp_path):
+    vit = small_vit()
+    tensors = {f"backbone.{name}": t for name, t in vit.state_dict().items()} | {"decode_head.weight": torch.ones(2)}
+    path = stored(tensors, tmp_path / "more.safetensors")
+    assert "1 left over: outside the backbone: decode_head.weight" in refusal(path, config=vit.config)
+    assert_same_bits(load_backbone(path, config=vit.config, prefix="backbone."), vit)
+
+
 def test_a_head_beside_the_backbone_is_found(tmp_path):
     vit = small_vit()
     tensors = {name if name.startswith("head.") else f"backbone.{name}": t for name, t in vit.state_dict().items()}

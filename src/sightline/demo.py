@@ -13,6 +13,7 @@ from .cli import compare, show, train
 from .config import Compare, Demo, Erm, Probe
 from .data.toy import make_toy
 from .data.toyset import write_toy
+from .errors import UserError
 from .sight import Sight
 from .verify import verify
 from .weights import load_backbone
@@ -20,11 +21,11 @@ from .what.masked import MaskedViT
 from .what.pool import LateMask
 
 BACKBONE = "random:nano"
+MARKER = "made-by-the-demo.txt"
 
 
 def demo(command: Demo) -> int:
-    if command.out.exists():
-        shutil.rmtree(command.out)
+    make_room(command.out)
     print(
         "1. A data set with a shortcut: storks and ducks, where the place gives the class away nine times out of ten.\n"
     )
@@ -32,6 +33,16 @@ def demo(command: Demo) -> int:
     runs = [train_and_tell(command, data, method) for method in ("probe", "erm")]
     compare(Compare(tuple(runs)))
     return prove(command)
+
+
+def make_room(folder: Path) -> None:
+    """Remove an earlier demo, and nothing else."""
+    if folder.exists():
+        if not (folder / MARKER).is_file():
+            raise UserError(f"{folder}: is there already and was not made by the demo; choose another --out")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / MARKER).write_text("Made by `sightline demo`, which may remove this folder.\n")
 
 
 def train_and_tell(command: Demo, data: Path, method: str) -> Path:

@@ -16,6 +16,7 @@ from torch import Tensor
 # A file may hold more than the backbone: the first of these that is found is where the backbone is.
 TOWERS = ("vision_model.", "visual.trunk.", "visual.", "vit.", "dinov2_with_registers.", "dinov2.", "backbone.")
 BESIDE_THE_TOWER = ("classifier.", "visual_projection.", "head.", "fc_norm.")
+COMPANIONS = re.compile(r"^(text|transformer\.|positional_embedding$|token_embedding|ln_final|logit_|decoder|visual\.head\.)")
 WRAPPERS = re.compile(r"^(module\.|_orig_mod\.|model\.(?=layer\.))+")
 
 _RULES = [
@@ -70,11 +71,13 @@ def _tower(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors = {WRAPPERS.sub("", key): tensor for key, tensor in tensors.items()}
     for tower in TOWERS:
         if any(key.startswith(tower) for key in tensors):
-            return {
-                WRAPPERS.sub("", key.removeprefix(tower)): tensor
-                for key, tensor in tensors.items()
-                if key.startswith((tower, *BESIDE_THE_TOWER))
-            }
+            inside = {}
+            for key, tensor in tensors.items():
+                if key.startswith((tower, *BESIDE_THE_TOWER)):
+                    inside[WRAPPERS.sub("", key.removeprefix(tower))] = tensor
+                elif not COMPANIONS.search(key):
+                    inside[f"outside the backbone: {key}"] = tensor  # left over, so that the file is refused
+            return inside
     return tensors
 
 

@@ -18,7 +18,7 @@ def redraws(images: Tensor, hidden: Tensor, draws: int, generator: torch.Generat
             yield f"noise of scale {scale:g}", fill(images, hidden, images + scale * noise_like(images, generator))
     for kind, value in NOT_NUMBERS.items():
         yield kind, fill(images, hidden, torch.full_like(images, value))
-    for shift in range(1, draws + 1):
+    for shift in range(1, 1 + min(draws, 3 if len(images) == 1 else len(images) - 1)):
         yield other_image(images, hidden, shift)
 
 
@@ -32,10 +32,14 @@ def plausible_redraws(images: Tensor, hidden: Tensor, generator: torch.Generator
 def other_image(images: Tensor, hidden: Tensor, shift: int) -> tuple[str, Tensor]:
     """The pixels of another image of the batch; a lone image lends its own, mirrored and upside down."""
     if len(images) == 1:
-        axes = ([3], [2], [2, 3])[shift % 3]
+        axes = ([3], [2], [2, 3])[shift - 1]
         return "mirrored pixels", fill(images, hidden, images.flip(axes))
-    step = 1 + (shift - 1) % (len(images) - 1)
-    return "another image's pixels", fill(images, hidden, images.roll(step, dims=0))
+    return "another image's pixels", fill(images, hidden, images.roll(shift, dims=0))
+
+
+def touched(images: Tensor, redrawn: Tensor) -> Tensor:
+    """bool [B], on the CPU: the images that are really other ones now."""
+    return (images != redrawn).flatten(1).any(dim=1).cpu()
 
 
 def fill(images: Tensor, hidden: Tensor, content: Tensor) -> Tensor:

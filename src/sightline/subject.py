@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from .config import Verify
 from .data.images import find_images, mask_to_tensor, read_image, read_mask, to_tensor
+from .data.toy import make_toy
 from .errors import UserError
 from .load import load
 from .methods.pair import Pair
@@ -25,6 +27,10 @@ from .what.pool import LateMask
 from .where.attention import AttentionSight
 
 STAND_IN_CLASSES = 10
+DEFAULTS = Verify("")
+SIGHT_FLAGS = ("where", "masks", "pixels", "share")  # which say where to look
+BACKBONE_FLAGS = ("what", "like")
+OWN_FLAGS = ("patch", "mask_argument")
 
 
 @dataclass(frozen=True)
@@ -40,68 +46,35 @@ class Subject:
 
 def subject_of(command: Verify) -> Subject:
     check(command)
+    device, dtype = on_device(command.device), getattr(torch, command.dtype)
     path, colon, function = command.model.rpartition(":")
     if (Path(command.model) / "run.json").is_file():
+        refuse(command, (*SIGHT_FLAGS, *BACKBONE_FLAGS, *OWN_FLAGS), "a run looks the way it was trained to")
         subject = run_subject(command)
     elif colon and not Path(command.model).exists() and not command.model.startswith("random:"):
+        refuse(command, BACKBONE_FLAGS, "that is for backbones")
         subject = own_subject(command, path, function)
     else:
+        refuse(command, OWN_FLAGS, "that is for modules of your own")
         subject = backbone_subject(command)
-    device, dtype = on_device(command.device), getattr(torch, command.dtype)
     subject.module.to(device, dtype).eval()
     sight = subject.sight.to(device) if subject.sight is not None else None
-    return replace(subject, images=subject.images.to(device, dtype), sight=sight)
+    subject = replace(subject, images=subject.images.to(device, dtype), sight=sight)
+    return with_call(subject, command) if subject.call else subject
 
 
-def run_subject(command: Verify) -> Subject:
-    """A trained method, which looks for itself."""
-    model = load(command.model)
-    method = cast(nn.Module, model.method)
-    patch = next((m.config.patch for m in method.modules() if isinstance(m, ViT)), 1)
-    images = pictures(command, model.expects, patch)
-    return Subject(Path(command.model).name, method, images, None, "the method it was trained with")
-
-
-def backbone_subject(command: Verify) -> Subject:
-    vit = load_backbone(command.model, like=command.like)
-    images = pictures(command, vit.config.input, vit.config.patch)
-    note = stand_in_head(vit, command)
-    what = LateMask(vit, STAND_IN_CLASSES) if command.what == "late" else MaskedViT(vit)
-    sight, where = sight_of(command, images, vit.grid(images), default="attention")
-    method = what if sight is not None else Pair(AttentionSight(vit, command.share), what)
-    return Subject(Path(command.model).name, method, images, sight, where, note=note)
-
-
-def own_subject(command: Verify, path: str, function: str) -> Subject:
-    module = own_module(path, function)
-    images = pictures(command, Input(), command.patch)
-    grid = (images.shape[2] // command.patch, images.shape[3] // command.patch)
-    sight, where = sight_of(command, images, grid, default="random")
-    if sight is None:
-        raise UserError("--where attention is for backbones; for a module of your own, use masks or random")
-    call = None
-    if command.mask_argument:
-        mask = {command.mask_argument: sight.to(command.device).keep}
-        call = lambda x: module(x, **mask)  # noqa: E731
-    return Subject(function, module, images, sight, where, call=call)
-
-
-def stand_in_head(vit: ViT, command: Verify) -> str:
-    """Without a head there is no answer to compare; a random one, said to be so, will do for a proof."""
-    torch.manual_seed(command.seed)
-    if command.what == "late":
-        return f"late masking averages patches into a random {STAND_IN_CLASSES}-way head"
-    if vit.head is None:
-        vit.head = nn.Linear(vit.config.width, STAND_IN_CLASSES)
-        return f"this backbone has no head: a random {STAND_IN_CLASSES}-way one stands in for the answers"
-    return ""
+def refuse(command: Verify, flags: tuple[str, ...], why: str) -> None:
+    for flag in flags:
+        if getattr(command, flag) != getattr(DEFAULTS, flag):
+            raise UserError(f"--{flag.replace('_', '-')} does not go with {command.model}: {why}")
 
 
 def check(command: Verify) -> None:
     if not 0 < command.share < 1:
         raise UserError(f"--share {command.share}: a share between 0 and 1, such as 0.25")
-    if command.limit < 1 or command.draws < 1:
-        raise UserError("--limit and --draws start at 1")
+    for flag in ("limit", "draws", "patch"):
+        if getattr(command, flag) < 1:
+            raise UserError(f"--{flag} {getattr(command, flag)}: at least 1")
     if command.pixels and command.where in ("attention", "random"):
         raise UserError(f"--pixels needs masks: --where {command.where} chooses whole patches")
     if command.where == "masks" and command.images and command.masks is None:
@@ -117,67 +90,74 @@ def on_device(name: str) -> torch.device:
         raise UserError(f"--device {name}: not to be had here ({str(error).splitlines()[0]})") from error
 
 
-def pictures(command: Verify, expects: Input, patch: int) -> Tensor:
-    expects = sized(command, expects, patch)
-    if not command.images:
-        from .data.toy import make_toy
-
-        return make_toy(command.limit, size=expects.size[0], seed=command.seed).images.float() / 255
-    paths = find_images(command.images)[: command.limit]
-    return torch.stack([to_tensor(read_image(path), expects) for path in paths])
+# ---- models ----------------------------------------------------------------------------------------------------------
 
 
-def sized(command: Verify, expects: Input, patch: int) -> Input:
-    side = command.size or expects.size[0] // patch * patch
-    if side < patch or side % patch:
+def run_subject(command: Verify) -> Subject:
+    model = load(command.model)
+    method = cast(nn.Module, model.method)
+    patch = next((m.config.patch for m in method.modules() if isinstance(m, ViT)), 1)
+    images, _ = pictures(command, sized(command, model.expects, patch))
+    return Subject(Path(command.model).name, method, images, None, "the method it was trained with")
+
+
+def backbone_subject(command: Verify) -> Subject:
+    vit = load_backbone(command.model, like=command.like)
+    images, masks = pictures(command, sized(command, vit.config.input, vit.config.patch))
+    sight, where = sight_of(command, images, masks, vit.grid(images), default="attention")
+    what, note = predictor(vit, command)
+    method = what if sight is not None else Pair(AttentionSight(vit, command.share), what)
+    return Subject(Path(command.model).name, method, images, sight, where, note=note)
+
+
+def predictor(vit: ViT, command: Verify) -> tuple[MaskedViT | LateMask, str]:
+    """Without a head there is no answer to compare; a random one, said to be so, will do for a proof."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(command.seed)
+        if command.what == "late":
+            return LateMask(
+                vit, STAND_IN_CLASSES
+            ), f"late masking averages patches into a random {STAND_IN_CLASSES}-way head"
+        if vit.head is not None:
+            return MaskedViT(vit), ""
+        vit.head = nn.Linear(vit.config.width, STAND_IN_CLASSES)
+        return MaskedViT(
+            vit
+        ), f"this backbone has no head: a random {STAND_IN_CLASSES}-way one stands in for the answers"
+
+
+def own_subject(command: Verify, path: str, function: str) -> Subject:
+    module = own_module(path, function)
+    images, masks = pictures(command, sized(command, Input(), command.patch))
+    grid = (images.shape[2] // command.patch, images.shape[3] // command.patch)
+    sight, where = sight_of(command, images, masks, grid, default="random")
+    if sight is None:
+        raise UserError("--where attention is for backbones; for a module of your own, use masks or random")
+    return Subject(function, module, images, sight, where, call=module)
+
+
+def with_call(subject: Subject, command: Verify) -> Subject:
+    """Run a module of the user's own once, so that what does not fit is said before the search begins."""
+    assert subject.sight is not None
+    mask = {command.mask_argument: subject.sight.keep} if command.mask_argument else {}
+    call = partial(subject.module, **mask)
+    try:
+        with torch.no_grad():
+            call(subject.images)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        shape, reason = list(subject.images.shape), str(error).splitlines()[0]
         raise UserError(
-            f"--size {side}: must be a multiple of the patch, {patch}, such as {max(side // patch, 1) * patch}"
-        )
-    return replace(expects, size=(side, side))
-
-
-def sight_of(command: Verify, images: Tensor, grid: tuple[int, int], default: str) -> tuple[Sight | None, str]:
-    """The sight, or None where attention is to choose it; and how it comes about, in words."""
-    have_masks = command.masks is not None or not command.images
-    where = command.where or ("masks" if have_masks else default)
-    if where == "masks":
-        visible = visible_of(command, images)
-        if command.pixels:
-            return Sight.of_pixels(visible, grid), "given masks, pixel by pixel"
-        return Sight.of_pixels(visible, grid, at_least=0.5, exact=False), "given masks, patch by patch"
-    if where == "random":
-        generator = torch.Generator().manual_seed(command.seed)
-        keep = torch.rand(len(images), *grid, generator=generator) < command.share
-        return Sight(keep=keep), f"chance, at {command.share:.0%} of the patches"
-    return None, f"its own attention, at {command.share:.0%} of the patches"
-
-
-def visible_of(command: Verify, images: Tensor) -> Tensor:
-    size = images.shape[-2:]
-    if not command.images:
-        from .data.toy import make_toy
-
-        return make_toy(len(images), size=size[0], seed=command.seed).masks
-    assert command.masks is not None
-    by_stem = {path.stem: path for path in find_images([command.masks])}
-    masks = []
-    for path in find_images(command.images)[: command.limit]:
-        if path.stem not in by_stem:
-            raise UserError(f"{path}: no mask of that name in {command.masks} (looked for {path.stem}.*)")
-        mask, image = read_mask(by_stem[path.stem]), read_image(path)
-        if mask.size != image.size:
-            sizes = " but its picture has ".join("{}×{} pixels".format(*one.size) for one in (mask, image))
-            raise UserError(f"{by_stem[path.stem]}: {sizes}")
-        masks.append(mask_to_tensor(mask, Input(size=(size[0], size[1]))))
-    return torch.stack(masks)
+            f"{command.model}: fails on images {shape} in [0, 1] ({type(error).__name__}: {reason})"
+        ) from error
+    return replace(subject, call=call)
 
 
 def own_module(path: str, function: str) -> nn.Module:
     """The user's own code, imported as Python would."""
+    if path.endswith(".py") and not Path(path).is_file():
+        raise UserError(f"{path}: no such file")
     try:
         if path.endswith(".py"):
-            if not Path(path).is_file():
-                raise UserError(f"{path}: no such file")
             spec = importlib.util.spec_from_file_location(Path(path).stem, path)
             assert spec is not None
             assert spec.loader is not None
@@ -185,12 +165,83 @@ def own_module(path: str, function: str) -> nn.Module:
             spec.loader.exec_module(code)
         else:
             code = importlib.import_module(path)
+    except SyntaxError as error:
+        raise UserError(f"{path}:{error.lineno}: {error.msg}") from error
     except ImportError as error:
         raise UserError(f"{path}:{function}: cannot be imported ({error})") from error
     build = getattr(code, function, None)
     if build is None:
         raise UserError(f"{path}: has no {function}")
-    module = build()
+    try:
+        module = build()
+    except TypeError as error:
+        raise UserError(f"{path}:{function}: must be callable without arguments ({error})") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"{path}:{function}: returned a {type(module).__name__}, not a torch.nn.Module")
     return module
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def sized(command: Verify, expects: Input, patch: int) -> Input:
+    sides = expects.size if command.size is None else (command.size, command.size)
+    sides = tuple(side // patch * patch for side in sides) if command.size is None else sides
+    if min(sides) < patch or any(side % patch for side in sides):
+        near = max(min(sides) // patch, 1) * patch
+        raise UserError(f"--size {sides[0]}: must be a multiple of the patch, {patch}, such as {near}")
+    return replace(expects, size=(sides[0], sides[1]))
+
+
+def pictures(command: Verify, expects: Input) -> tuple[Tensor, Tensor | None]:
+    """Images [n, 3, h, w] in [0, 1], and their masks where there are any, both through the same geometry."""
+    if not command.images:
+        toy = make_toy(command.limit, size=expects.size[0], seed=command.seed)
+        return toy.images.float() / 255, toy.masks
+    opened = [(path, read_image(path)) for path in find_images(command.images)[: command.limit]]
+    images = torch.stack([to_tensor(image, expects) for _, image in opened])
+    if command.masks is None:
+        return images, None
+    masks = []
+    for path, image in opened:
+        found = mask_for(path, command)
+        mask = read_mask(found)
+        if mask.size != image.size:
+            sizes = " but its picture has ".join("{}×{} pixels".format(*one.size) for one in (mask, image))
+            raise UserError(f"{found}: {sizes}")
+        masks.append(mask_to_tensor(mask, expects))
+    return images, torch.stack(masks)
+
+
+def mask_for(path: Path, command: Verify) -> Path:
+    """The mask with the picture's name: in the same subfolder, or the only one of that name."""
+    assert command.masks is not None
+    named = [mask for mask in find_images([command.masks]) if mask.stem == path.stem]
+    for folder in command.images:
+        if folder.is_dir() and path.is_relative_to(folder):
+            beside = command.masks / path.relative_to(folder).parent
+            named = [mask for mask in named if mask.parent == beside] or named
+    if not named:
+        raise UserError(f"{path}: no mask of that name in {command.masks} (looked for {path.stem}.*)")
+    if len(named) > 1:
+        raise UserError(
+            f"{path}: several masks of that name, such as {named[0]} and {named[1]}; use the same subfolders"
+        )
+    return named[0]
+
+
+def sight_of(
+    command: Verify, images: Tensor, masks: Tensor | None, grid: tuple[int, int], default: str
+) -> tuple[Sight | None, str]:
+    """The sight, or None where attention is to choose it; and how it comes about, in words."""
+    where = command.where or ("masks" if masks is not None else default)
+    if where == "masks":
+        assert masks is not None
+        if command.pixels:
+            return Sight.of_pixels(masks, grid), "given masks, pixel by pixel"
+        return Sight.of_pixels(masks, grid, at_least=0.5, exact=False), "given masks, patch by patch"
+    if where == "random":
+        generator = torch.Generator().manual_seed(command.seed)
+        keep = torch.rand(len(images), *grid, generator=generator) < command.share
+        return Sight(keep=keep), f"chance, at {command.share:.0%} of the patches"
+    return None, f"its own attention, at {command.share:.0%} of the patches"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from . import __version__
-from .evaluate import wilson
-from .leaks import Leak, changed, find_leak
-from .redraw import NOT_NUMBERS, fill, noise_like, plausible_redraws, redraws
+from .errors import UserError
+from .fingerprints import weights_sha256
+from .intervals import wilson
+from .leaks import Leak, find_leak, rows_that_differ
+from .redraw import NOT_NUMBERS, fill, noise_like, plausible_redraws, redraws, touched
 from .sight import Judge, Method, Prediction, Sight, spread
 from .vit import ViT
 
@@ -50,14 +53,14 @@ class Certificate:
     end_to_end: dict[str, Any] | None  # a figure, not a proof; None when the sight was given from outside
     leak: dict[str, Any] | None  # where hidden pixels get in, if they do
     conditions: dict[str, Any]
-    model: dict[str, str]
+    model: dict[str, Any]
 
     @property
     def trials(self) -> int:
         return sum(t.trials for t in self.tried)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False)
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
@@ -76,19 +79,18 @@ def verify(
     """Prove on `images` [n, 3, h, w] that `method` is blind outside its sight, or outside the `sight` given."""
     if sight is None and not isinstance(method, Method):
         raise ValueError(f"{type(method).__name__} cannot look for itself: give verify the sight")
-    if isinstance(method, nn.Module):
-        method.eval()
     proof = Proof(method, draws, ascent_steps, torch.Generator().manual_seed(seed))
-    for start in range(0, len(images), batch):
-        some = images[start : start + batch]
-        with torch.no_grad():
-            if sight is not None:
-                proof.add(some, sight[start : start + batch].to(some.device))
-            elif isinstance(method, Method):
-                seen = method.look(some)
-                proof.add(some, seen)
-                proof.follow_end_to_end(method, some, seen)
-    return proof.certificate(images[:batch])
+    with in_evaluation_mode(method):
+        for start in range(0, len(images), batch):
+            some = images[start : start + batch]
+            with torch.no_grad():
+                if sight is not None:
+                    proof.add(some, sight[start : start + batch].to(some.device))
+                elif isinstance(method, Method):
+                    seen = method.look(some)
+                    proof.add(some, seen)
+                    proof.follow_end_to_end(method, some, seen)
+        return proof.certificate(images)
 
 
 class Proof:
@@ -97,6 +99,8 @@ class Proof:
     def __init__(self, method: Judge, draws: int, ascent_steps: int, generator: torch.Generator):
         self.method, self.draws, self.ascent_steps, self.generator = method, draws, ascent_steps, generator
         self.images, self.coverage = 0, 0.0
+        self.batches: list[list[int]] = []
+        self.answers_in: set[str] = set()
         self.tried: dict[tuple[str, str], Tried] = {}
         self.largest_gradient: float | None = None
         self.control = {"trials": 0, "changed": 0}
@@ -111,6 +115,8 @@ class Proof:
         before = self.judge(images, sight)
         self.images += len(images)
         self.coverage += sight.coverage(images.shape[-2:]).sum().item()
+        self.batches.append(list(images.shape))
+        self.answers_in.add(name_of(before.logits.dtype))
         self.compared = "logits" if before.tokens is None else "logits and kept tokens"
         if not before.logits.isfinite().all():
             self.refusals.append("the answer itself is not a finite number")
@@ -119,8 +125,8 @@ class Proof:
         leaked = False
         for level, hidden in levels(sight, visible):
             for kind, redrawn in self.redraws(images, hidden, sight):
-                leaked |= self.note(level, kind, before, self.judge(redrawn, sight), hidden)
-        if leaked and self.leak is None and isinstance(self.method, nn.Module):
+                leaked |= self.note(level, kind, before, self.judge(redrawn, sight), touched(images, redrawn))
+        if leaked and self.leak is None and not self.refusals:
             self.leak = self.find_leak(images, sight)
         self.add_control(images, visible, before, sight)
 
@@ -133,39 +139,46 @@ class Proof:
         yield from ((ASCENT, x) for x in self.ascend(images, hidden, sight))
 
     def ascend(self, images: Tensor, hidden: Tensor, sight: Sight) -> Iterator[Tensor]:
-        """Hidden pixels moved to where they would sway the answer most, if they could."""
+        """Hidden pixels moved to where they would sway the answer most, if they could. Nothing without a gradient."""
         x = fill(images, hidden, images + 0.1 * noise_like(images, self.generator))
+        towards: list[Tensor] = []
         for _ in range(self.ascent_steps):
             with torch.enable_grad():
                 x = x.detach().requires_grad_()
-                logits = self.method.judge(x, sight).logits
-                towards = noise_like(logits, self.generator)
-                gradient = None
-                if logits.requires_grad:
-                    (gradient,) = torch.autograd.grad((logits * towards).sum(), x, allow_unused=True)
-            sign = noise_like(images, self.generator).sign()
-            if gradient is not None:
-                there = gradient.masked_select(hidden[:, None].expand_as(gradient)).abs()
-                self.largest_gradient = max(self.largest_gradient or 0.0, there.max().item() if len(there) else 0.0)
-                sign = torch.where(gradient != 0, gradient.sign(), sign)
-            x = fill(images, hidden, x.detach() + 0.1 * sign)
+                prediction = self.method.judge(x, sight)
+                given = [t for t in (prediction.logits, prediction.tokens) if t is not None and t.requires_grad]
+                if not given:
+                    return
+                towards = towards or [noise_like(t, self.generator) / t[0].numel() ** 0.5 for t in given]
+                goal = torch.stack([(t * way).float().sum() for t, way in zip(given, towards, strict=True)]).sum()
+                (gradient,) = torch.autograd.grad(goal, x, allow_unused=True)
+            gradient = torch.zeros_like(x) if gradient is None else gradient
+            there = gradient.masked_select(hidden[:, None].expand_as(gradient)).abs()
+            if not there.isfinite().all():
+                self.refusals.append("the gradient at hidden pixels is not a finite number")
+            elif len(there):
+                self.largest_gradient = max(self.largest_gradient or 0.0, there.max().item())
+            chance = noise_like(images, self.generator).sign()
+            x = fill(images, hidden, x.detach() + 0.1 * torch.where(gradient == 0, chance, gradient.sign()))
             yield x
 
-    def note(self, level, kind: str, before: Prediction, after: Prediction, hidden: Tensor) -> bool:
-        """Count a redraw for the images that had something to hide."""
+    def note(self, level, kind: str, before: Prediction, after: Prediction, tried: Tensor) -> bool:
+        """Count a redraw for the images that it really changed."""
         row = self.tried.setdefault((level, kind), Tried(level, kind))
         differs, by = difference(before, after)
-        row.trials += int(hidden.flatten(1).any(dim=1).sum())
-        row.changed += int(differs.sum())
+        row.trials += int(tried.sum())
+        row.changed += int((differs & tried).sum())
         row.largest_change = None if kind in NOT_NUMBERS else max(row.largest_change or 0.0, by)
-        return bool(differs.any())
+        return bool((differs & tried).any())
 
     def find_leak(self, images: Tensor, sight: Sight) -> Leak | None:
+        """Where it gets in; None where that cannot be said."""
         if sight.keep is None or not isinstance(self.method, nn.Module):
             return None
-        return find_leak(
-            self.method, images[:4], sight[:4], call=lambda x: self.method.judge(x, sight[: len(x)]).logits
-        )
+        try:
+            return find_leak(self.method, images, sight, call=lambda x: self.method.judge(x, sight).logits, draws=1)
+        except UserError:
+            return None
 
     def add_control(self, images: Tensor, visible: Tensor, before: Prediction, sight: Sight) -> None:
         redrawn = fill(images, visible, images + noise_like(images, self.generator))
@@ -187,7 +200,7 @@ class Proof:
             union = (now | visible).flatten(1).sum(dim=1)
             row["sight_iou"] += torch.where(union > 0, (now & visible).flatten(1).sum(dim=1) / union, 1.0).sum().item()
 
-    def certificate(self, some: Tensor) -> Certificate:
+    def certificate(self, images: Tensor) -> Certificate:
         tried = list(self.tried.values())
         verdict, sentence = self.conclude(tried)
         return Certificate(
@@ -199,7 +212,7 @@ class Proof:
             control=self.control,
             end_to_end=self.end_to_end_figures(),
             leak=self.leak.to_dict() if self.leak else None,
-            conditions=self.conditions(some),
+            conditions=self.conditions(images),
             model=fingerprint(self.method),
         )
 
@@ -236,18 +249,23 @@ class Proof:
                 rows[kind][f"{figure}_interval"] = [round(bound, 4) for bound in wilson(row[figure], n)]
         return {"note": "the selector sees the whole image; intervals: Wilson, 95 %", "redrawn_with": rows}
 
-    def conditions(self, some: Tensor) -> dict[str, Any]:
-        kernels = {
-            name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math")
-        }
+    def conditions(self, images: Tensor) -> dict[str, Any]:
+        kernels = ("flash", "mem_efficient", "math")
+        allowed = [name for name in kernels if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]
+        device = images.device.type
+        parameters = self.method.parameters() if isinstance(self.method, nn.Module) else ()
         return {
             "sight": "held fixed while hidden pixels were redrawn",
             "hiding": sorted(self.hiding) or ["not observed"],
             "visible_share": round(self.coverage / self.images, 4),
-            "batch_shape": list(some.shape),
-            "dtype": str(some.dtype).removeprefix("torch."),
-            "device": device_name(some.device),
-            "attention_kernels": sorted(name for name, enabled in kernels.items() if enabled),
+            "batch_shapes": [list(shape) for shape in sorted({tuple(shape) for shape in self.batches})],
+            "images_in": name_of(images.dtype),
+            "weights_in": sorted({name_of(p.dtype) for p in parameters}),
+            "answers_in": sorted(self.answers_in),
+            "autocast": name_of(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
+            "device": device_name(images.device),
+            "attention_kernels_allowed": allowed if device == "cuda" else ["cpu"],
+            "matmul_precision": torch.get_float32_matmul_precision(),
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
@@ -256,20 +274,22 @@ class Proof:
 
 
 def levels(sight: Sight, visible: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What is hidden: whole patches; and, where the sight goes further, single pixels inside kept ones too."""
-    if sight.keep is not None and not sight.keep.all():
-        yield "patches", ~spread(sight.keep, visible.shape[1:])
-    if (sight.keep_pixels is not None or sight.boxes is not None) and not visible.all():
-        yield "pixels", ~visible
+    """What is hidden: whole patches; and, where the sight goes further, single pixels inside kept ones."""
+    whole = torch.zeros_like(visible) if sight.keep is None else ~spread(sight.keep, visible.shape[1:])
+    if whole.any():
+        yield "patches", whole
+    if (~visible & ~whole).any():
+        yield "pixels", ~visible & ~whole
 
 
 def difference(before: Prediction, after: Prediction) -> tuple[Tensor, float]:
     """Which images' logits or tokens differ in any bit, and by how much at most."""
     differs, largest = torch.zeros(len(before.logits), dtype=torch.bool), 0.0
     for a, b in ((before.logits, after.logits), (before.tokens, after.tokens)):
+        assert (a is None) == (b is None), "a method gives its tokens always or never"
         if a is None or b is None:
             continue
-        differs |= changed(a, b).flatten(1).any(dim=1).cpu()
+        differs |= rows_that_differ(a, b)
         gap = (a.double() - b.double()).abs()
         largest = max(largest, gap[gap.isfinite()].max().item() if gap.isfinite().any() else 0.0)
     return differs, largest
@@ -292,20 +312,35 @@ class watch_hiding:
             hook.remove()
 
 
-def fingerprint(method: Judge) -> dict[str, str]:
+def fingerprint(method: Judge) -> dict[str, Any]:
     """What was proved, so that a certificate cannot be passed off for another model."""
     name = f"{type(method).__module__}.{type(method).__qualname__}"
     if not isinstance(method, nn.Module):
         return {"class": name}
-    weights = hashlib.sha256()
-    for key, tensor in sorted(method.state_dict().items()):
-        weights.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
-        weights.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    origins = {str(m.origin) for m in method.modules() if isinstance(m, ViT) and m.origin is not None}
     return {
         "class": name,
         "architecture_sha256": hashlib.sha256(repr(method).encode()).hexdigest(),
-        "weights_sha256": weights.hexdigest(),
+        "weights_sha256": weights_sha256(method),
+        "weights_from": sorted(origins),
     }
+
+
+@contextmanager
+def in_evaluation_mode(method: Judge) -> Iterator[None]:
+    modules = list(method.modules()) if isinstance(method, nn.Module) else []
+    training = [m for m in modules if m.training]
+    for m in training:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m in training:
+            m.training = True
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def device_name(device: torch.device) -> str:

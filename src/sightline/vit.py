@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .hiding import Visible, blank, refuse_half_precision, scores_of
 from .positions import Positions, Rotary, resize_learned, rotary_table, rotate, with_unrotated_prefix
 
 Hide = Literal["removal", "mask", "weighted"]
@@ -122,6 +123,9 @@ class ViT(nn.Module):
             if parameter is not None:
                 nn.init.trunc_normal_(parameter, std=0.02)
 
+    def extra_repr(self) -> str:
+        return str(self.config)
+
     @property
     def prefix(self) -> int:
         return 1 + self.config.registers
@@ -160,9 +164,8 @@ class ViT(nn.Module):
                 keep = visible.present
             if keep.dtype == torch.bool:
                 pixels = blank(pixels, keep[..., None])
-                bias = None if visible and not visible.padded else self._over_keys(keep)
-            else:
-                bias = self._over_keys(torch.log(keep.float() + 1e-10))
+            if visible is None or visible.padded:
+                bias = self._over_keys(scores_of(keep))
 
         x, rotary = self._embed(pixels, positions)
         seen = []
@@ -211,6 +214,8 @@ class ViT(nn.Module):
             elif given.dtype != torch.bool:
                 raise ValueError(f"{name} must be boolean (exact hiding) or float (weighted), not {given.dtype}")
         if keep is None:
+            if hide is not None:
+                raise ValueError(f"hide={hide!r} says how to hide, but there is no keep that says what")
             return None if keep_pixels is None else "mask"
         weighted = keep.is_floating_point()
         hide = hide or ("weighted" if weighted else "mask" if attention else "removal")
@@ -242,7 +247,7 @@ class ViT(nn.Module):
 
     def _embed(self, pixels: Tensor, positions: list[Tensor]) -> tuple[Tensor, Rotary | None]:
         """Patches to tokens, CLS and registers in front."""
-        x, rotary = self.patch_embed(pixels), None
+        x, rotary = self.patch_embed(pixels).to(self.cls_token.dtype), None  # autocast must not round the stream
         if self.pos_embed is None:
             rotary = with_unrotated_prefix((positions[0], positions[1]), self.prefix)
         else:
@@ -250,9 +255,11 @@ class ViT(nn.Module):
         prefix = [t.to(x.dtype).expand(len(x), -1, -1) for t in (self.cls_token, self.reg_token) if t is not None]
         return self.norm_pre(torch.cat([*prefix, x], dim=1)), rotary
 
-    def _over_keys(self, patches: Tensor) -> Tensor:
-        """A mask over keys [B, 1, 1, T] from one over patches: booleans (may be attended to) or additive scores."""
-        return F.pad(patches, (self.prefix, 0), value=patches.dtype == torch.bool)[:, None, None]
+    def _over_keys(self, scores: Tensor) -> Tensor:
+        """What is added to attention scores, [B, 1, 1, T], in the precision they will have."""
+        device = scores.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.cls_token.dtype
+        return F.pad(scores, (self.prefix, 0))[:, None, None].to(dtype)
 
     def _stack(self, seen: list[Tensor], visible: Visible | None, start: int) -> Tensor | None:
         """[B, heads, tokens, c] per layer -> [B, layers, heads, tokens from `start` on, c] over the full grid."""
@@ -319,9 +326,7 @@ class Attention(nn.Module):
         q, k, v = qkv.unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
-        if bias is not None and bias.dtype != torch.bool:
-            bias = bias.to(q.dtype)
-
+        bias = None if bias is None else bias.to(q.dtype)
         seen = {}
         if "keys" in asked:
             seen["keys"] = k
@@ -336,9 +341,7 @@ class Attention(nn.Module):
 
     def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
         scores = (q @ k.transpose(-1, -2)).float() * self.scale
-        if bias is not None:
-            scores = scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
-        return scores.softmax(dim=-1)
+        return (scores if bias is None else scores + bias).softmax(dim=-1)
 
 
 class MLP(nn.Module):
@@ -373,48 +376,6 @@ class LayerScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.gamma
-
-
-# ---- hiding ----------------------------------------------------------------------------------------------------------
-
-
-def blank(x: Tensor, keep: Tensor) -> Tensor:
-    """Zero (for normalised pixels: the mean colour) where not kept. Booleans select, because 0 × NaN is NaN."""
-    return torch.where(keep, x, x.new_zeros(())) if keep.dtype == torch.bool else x * keep.to(x.dtype)
-
-
-@dataclass(frozen=True)
-class Visible:
-    """The patches left after removal: each image's visible ones in raster order, padded to the longest row."""
-
-    index: Tensor  # int64 [B, n], positions in the full grid; in the padding, of hidden patches
-    present: Tensor  # bool [B, n], False in the padding
-    padded: bool
-    patches: int  # N
-
-    @classmethod
-    def among(cls, keep: Tensor) -> Visible:
-        counts = keep.sum(dim=1)
-        fewest, most = torch.stack([counts.min(), counts.max()]).tolist()
-        index = torch.argsort(~keep, dim=1, stable=True)[:, :most]
-        present = torch.arange(most, device=keep.device) < counts[:, None]
-        return cls(index, present, fewest < most, keep.shape[1])
-
-    def gather(self, x: Tensor) -> Tensor:
-        """[B or 1, N, c] -> [B, n, c]"""
-        return x.expand(len(self.index), -1, -1).gather(1, self.index[..., None].expand(-1, -1, x.shape[-1]))
-
-    def restore(self, x: Tensor) -> Tensor:
-        """[B, n, c] -> [B, N, c], zeros where hidden."""
-        full = x.new_zeros(len(x), self.patches, x.shape[-1])
-        return full.scatter(1, self.index[..., None].expand_as(x), x)
-
-
-def refuse_half_precision(*tensors: Tensor) -> None:
-    device = tensors[0].device.type
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    if torch.float16 in {autocast, *(t.dtype for t in tensors)}:
-        raise ValueError("weighted hiding does not work in float16 (1e-10 underflows there): use bfloat16 or float32")
 
 
 def _initialise(module: nn.Module) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..hiding import blank
 from ..sight import Prediction, Sight
 from ..vit import Hide, ViT
 
 
 class MaskedViT(nn.Module):
-    """Patches are hidden before the first block, so nothing of them can reach the answer."""
+    """Patches are hidden before the first block, so nothing of them can reach the answer.
+
+    `hide="weighted"` keeps their content at a weight of 1e-10, as training does: `verify` refuses it.
+    """
 
     def __init__(self, vit: ViT, hide: Hide = "removal"):
         super().__init__()
@@ -22,4 +27,8 @@ class MaskedViT(nn.Module):
         if self.hide == "weighted":
             keep = keep.to(images.dtype)
         out = self.vit(images, keep, keep_pixels, hide=self.hide)
-        return Prediction(out.logits, sight, out.tokens)
+        shown = F.pad(keep.flatten(1) > 0, (self.vit.prefix, 0), value=True)
+        return Prediction(out.logits, sight, blank(out.tokens, shown[..., None]))
+
+    def extra_repr(self) -> str:
+        return f"hide={self.hide}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from ..hiding import blank
 from ..sight import Prediction, Sight
-from ..vit import ViT, blank
+from ..vit import ViT
 
 
 class LateMask(nn.Module):

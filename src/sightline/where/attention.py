@@ -30,5 +30,8 @@ class AttentionSight(nn.Module):
         keep = torch.zeros_like(flat, dtype=torch.bool).scatter(1, best, True)
         return Sight(keep=keep.view_as(attention))
 
+    def extra_repr(self) -> str:
+        return f"share={self.share}, layer={self.layer}"
+
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return {"attention": cls_attention_map(self.vit, images, self.layer)}
