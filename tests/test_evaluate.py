@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from sightline.answers import aligned
 from sightline.errors import UserError
 from sightline.evaluate import SCORES, Answers, Estimate, Metrics, across_seeds, evaluate, score, wilson
-from sightline.metrics import FIGURES
+from sightline.metrics import FIGURES, read_metrics
 
 BIRDS = ("landbird", "waterbird")
 PLACES = ("landbird on land", "landbird on water", "waterbird on land", "waterbird on water")
@@ -132,6 +132,29 @@ def test_background_gap_is_found_in_the_names_of_groups():
     answers = made((9, 5, 8, 6), (10, 10, 10, 10), group_names=("a mixed_same", "a mixed_rand", "b mixed-same", "b x"))
     assert evaluate(answers).background_gap.value == pytest.approx(17 / 20 - 5 / 10)
     assert evaluate(made((9, 5, 8, 6), (10, 10, 10, 10))).background_gap is None
+
+
+def test_background_gap_is_found_in_the_groups_that_the_builder_makes():
+    places = ("original", "other", "rand", "same")  # of which a test split has no `other`
+    names = tuple(f"{bird}/{place}" for bird in BIRDS for place in places)
+    answers = made((9, 0, 5, 8, 9, 0, 6, 10), (10, 0, 10, 10, 10, 0, 10, 10), group_names=names)
+    gap = evaluate(answers, train_group_counts=dict.fromkeys(names, 5)).background_gap
+    assert (gap.value, gap.n) == (pytest.approx(18 / 20 - 11 / 20), 40)
+    words = ("stork/the same", "stork/random walk", "same/land", "rand/land")
+    assert evaluate(made((9, 5, 8, 6), (10, 10, 10, 10), group_names=words)).background_gap is None
+
+
+def test_a_damaged_file_of_metrics_is_named(tmp_path):
+    path = tmp_path / "metrics.json"
+    with pytest.raises(UserError, match="no such file"):
+        read_metrics(path)
+    for text in ("{", "[]", "{}", '{"splits": []}', '{"splits": {"test": {"n": 1}}}'):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"metrics\.json: damaged .*; remove it and evaluate again"):
+            read_metrics(path)
+    whole = {"splits": {"test": evaluate(made((9, 5), (10, 10), group_names=PLACES[:2])).to_dict()}}
+    path.write_text(json.dumps(whole))
+    assert read_metrics(path) == whole
 
 
 # AUC

@@ -6,60 +6,161 @@ import csv
 import io
 import json
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 
 from .answers import Answers
 from .audit.maps import as_seen, to_pictures
 from .checkpoint import save_text
 from .config import Compare, Evaluate, Predict
 from .data.images import find_images, read_image, to_tensor
-from .data.rows import Rows, read_rows
+from .data.rows import Rows, fingerprint, read_rows
 from .errors import UserError
 from .evaluate import evaluate
 from .load import Model, load
-from .predict import answer
-from .runs import Run, read_run
+from .metrics import Metrics, read_metrics
+from .predict import answer, make_accelerator
+from .runs import NEUTRAL, Run, read_run
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from .compare import Comparison
+    from .sight import Sight
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The data that a run is measured on."""
+
+    rows: Rows
+    path: Path
+    fingerprint: str
+    own: bool  # those that it was trained on
 
 
 def assess(command: Evaluate) -> Path:
     """Answers and metrics of a run on a split of its own data, or of others; the folder they are in."""
-    accelerator = Accelerator(cpu=command.device == "cpu")
+    accelerator = make_accelerator(command.device)
     model = load(command.run, str(accelerator.device))
-    facts = model.run.facts
-    own = command.data is None
-    path = Path(facts["data"]["path"]) if command.data is None else command.data
-    rows = read_rows(path, layout=facts["data"]["layout"] if own else command.layout, seed=facts["seed"], whole=not own)
-    rows = with_classes_of(model, rows, path)
+    asked = data_asked_for(command, model.run)
+    rows = with_classes_of(model, asked.rows, asked.path)
     indices = rows.where(command.split)
     if not len(indices):
-        raise UserError(f"{path}: no pictures in the split {command.split!r}; choose another --split")
+        raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
+    folder = folder_for(command, model.run, asked)
+    content = metrics_before(folder, model.run, asked)
     answers = answer(
         model.method, rows, indices, model.expects, accelerator, batch=command.batch, workers=command.workers
     )
-    folder = command.out or (model.run.folder if own else model.run.folder / f"on-{path.stem}")
-    counts = facts["data"]["counts"]["train"] if rows.groups is not None and facts["data"]["group_names"] else None
-    metrics = evaluate(answers, train_group_counts=counts)
-    (folder / "predictions").mkdir(parents=True, exist_ok=True)
-    answers.save_csv(folder / "predictions" / f"{command.split}.csv")
-    note_metrics(folder, command.split, metrics.to_dict(), facts["selection"])
+    if accelerator.is_main_process:
+        answers.save_csv(folder / "predictions" / f"{command.split}.csv")
+        content["splits"][command.split] = measure(answers, model.run).to_dict()
+        save_plainly(folder / "metrics.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    accelerator.wait_for_everyone()
     return folder
 
 
-def note_metrics(folder: Path, split: str, metrics: dict[str, Any], selection: dict[str, str]) -> None:
-    """Beside those of other splits that are there already."""
-    path = folder / "metrics.json"
-    before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["splits"] if path.exists() else {}
-    rule = {"selected_by": selection["metric"], "selected_on": selection["on"]}
-    save_text(path, json.dumps(rule | {"splits": before | {split: metrics}}, indent=1, ensure_ascii=False) + "\n")
+def data_asked_for(command: Evaluate, run: Run) -> Asked:
+    """The run's own data are known by their fingerprint, wherever they lie now; they keep the run's splits."""
+    data = run.facts["data"]
+    seed = run.facts["config"].get("split_seed", run.facts["seed"])
+    if command.data is None:
+        path = Path(data["path"])
+        if not path.exists():
+            raise UserError(
+                f"{path}: the data of this run are no longer there; say where: `sightline evaluate {command.run} DATA`"
+            )
+        rows = read_rows(path, layout=data["layout"], seed=seed)
+        found = fingerprint(rows)
+        if found != data["fingerprint"]:
+            raise UserError(
+                f"{path}: the data have changed since this run was trained (fingerprint {found[:12]} instead of "
+                f"{data['fingerprint'][:12]}); restore them, or give them explicitly, as other data: "
+                f"`sightline evaluate {command.run} {path}`"
+            )
+        return Asked(rows, path, found, own=True)
+    if command.layout in (None, data["layout"]):
+        try:
+            rows = read_rows(command.data, layout=data["layout"], seed=seed)
+        except UserError:
+            rows = None  # so they are others
+        if rows is not None and fingerprint(rows) == data["fingerprint"]:
+            return Asked(rows, command.data, data["fingerprint"], own=True)
+    rows = read_rows(command.data, layout=command.layout, seed=seed, whole=True)
+    if command.data.resolve() == Path(data["path"]).resolve():
+        note = "these are the data of the run, but changed: it may have been trained on some of these pictures"
+        rows = replace(rows, notes=(*rows.notes, note))
+    return Asked(rows, command.data, fingerprint(rows), own=False)
+
+
+def folder_for(command: Evaluate, run: Run, asked: Asked) -> Path:
+    """Made before the work, so that it is not done in vain."""
+    name = f"on-{asked.path.resolve().stem}-{asked.fingerprint[:8]}"
+    folder = command.out or (run.folder if asked.own else run.folder / name)
+    if not asked.own and folder.resolve() == run.folder.resolve():
+        raise UserError(f"{folder}: is for the run's own data; choose another --out")
+    make_folder(folder / "predictions")
+    return folder
+
+
+def metrics_before(folder: Path, run: Run, asked: Asked) -> dict[str, Any]:
+    """What metrics.json says already of other splits, and of how the weights were selected."""
+    path, own = folder / "metrics.json", run.folder / "metrics.json"
+    selection = run.facts.get("selection") or {}
+    content: dict[str, Any] = {"selected_by": selection.get("metric"), "selected_on": selection.get("on")}
+    if own.exists():
+        content |= {name: value for name, value in read_metrics(own).items() if name.startswith("selected_")}
+    if folder.resolve() != run.folder.resolve():
+        notes = list(asked.rows.notes)
+        content["data"] = {"name": asked.rows.name, "fingerprint": asked.fingerprint, "own": asked.own, "notes": notes}
+    before = read_metrics(path) if path.exists() else {"splits": {}}
+    known = before.get("data", {}).get("fingerprint", asked.fingerprint)
+    if known != asked.fingerprint:
+        raise UserError(f"{path}: is about other data (fingerprint {known[:12]}); choose another --out")
+    return before | content
+
+
+def measure(answers: Answers, run: Run) -> Metrics:
+    """With the counts of training, where its groups are these."""
+    counts = train_counts(run)
+    if counts is None or not answers.group_names:
+        return evaluate(answers)
+    if set(answers.group_names) <= set(counts):
+        return evaluate(answers, train_group_counts=counts)
+    other = next(name for name in answers.group_names if name not in counts)
+    metrics = evaluate(answers)
+    note = f"these are other groups than in training, which had no {other!r}: its counts say nothing about them"
+    return replace(metrics, warnings=(*metrics.warnings, note))
+
+
+def train_counts(run: Run) -> dict[str, int] | None:
+    data = run.facts["data"]
+    return data["counts"]["train"] if data["group_names"] else None
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another place") from error
+
+
+def save_plainly(path: Path, text: str) -> None:
+    """There is nothing to resume, whatever checkpoints would say."""
+    try:
+        save_text(path, text)
+    except UserError as error:
+        reason = getattr(error.__cause__, "strerror", None) or error.__cause__ or error
+        raise UserError(f"{path}: cannot be written ({reason})") from error
 
 
 def with_classes_of(model: Model, rows: Rows, path: Path) -> Rows:
@@ -72,69 +173,160 @@ def with_classes_of(model: Model, rows: Rows, path: Path) -> Rows:
     return replace(rows, classes=model.classes, labels=place[rows.labels])
 
 
-def predict_pictures(command: Predict) -> None:
+# ---- pictures without labels -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What `predict` says of many pictures."""
+
+    text: str  # CSV or JSON, a line per picture that could be read
+    pictures: int
+    unreadable: int
+    drawn: bool  # whether overlays were wanted, and there was anything to draw
+
+
+def predict_pictures(command: Predict) -> Guesses:
     """A line per picture: the answer and the probability of every class."""
-    device = Accelerator(cpu=command.device == "cpu").device
+    device = make_accelerator(command.device).device
     model = load(command.run, str(device))
     paths = find_images(command.images)
+    names = overlay_names(paths, command.images)
+    columns = ["image", "predicted", *(f"p_{name}" for name in model.classes)]
     lines: list[dict[str, Any]] = []
+    seen_whole: list[int] = []
+    drawn = False
     for start in range(0, len(paths), command.batch):
-        some = paths[start : start + command.batch]
-        pictures = [read_image(path) for path in some]
-        prediction = model.predict(list(pictures))
-        for path, shares in zip(some, prediction.probabilities.cpu().tolist(), strict=True):
-            best = int(np.argmax(shares))
-            lines.append(
-                {"image": str(path), "predicted": model.classes[best]} | dict(zip(model.classes, shares, strict=True))
-            )
-        if command.overlay is not None:
-            images = torch.stack([to_tensor(picture, model.expects) for picture in pictures]).to(device)
-            draw_overlays(command.overlay, some, images, prediction)
-    text = json.dumps(lines, indent=1) + "\n" if command.out and command.out.suffix == ".json" else as_csv(lines)
-    if command.out is None:
-        sys.stdout.write(text)
-    else:
-        save_text(command.out, text)
+        pictures = read_those_that_can(paths, range(start, min(start + command.batch, len(paths))))
+        if not pictures:
+            continue
+        prediction = model.predict(list(pictures.values()))
+        for i, shares in zip(pictures, prediction.probabilities.cpu().tolist(), strict=True):
+            values = [str(paths[i]), model.classes[int(np.argmax(shares))], *shares]
+            lines.append(dict(zip(columns, values, strict=True)))
+        if command.overlay is not None and prediction.sight.coverage(model.expects.size).min() == 1:
+            seen_whole += pictures
+        elif command.overlay is not None:
+            images = torch.stack([to_tensor(picture, model.expects) for picture in pictures.values()]).to(device)
+            draw_overlays(command.overlay, [names[i] for i in pictures], images, prediction.sight)
+            drawn = True
+    if drawn and command.overlay is not None:
+        for i in seen_whole:
+            images = to_tensor(read_image(paths[i]), model.expects)[None]
+            draw_overlays(command.overlay, [names[i]], images, None)
+    as_json = command.out is not None and command.out.suffix == ".json"
+    text = json.dumps(lines, indent=1, ensure_ascii=False) + "\n" if as_json else as_csv(columns, lines)
+    return Guesses(text, len(paths), len(paths) - len(lines), drawn)
 
 
-def draw_overlays(folder: Path, paths: list[Path], images, prediction) -> None:
-    if prediction.sight.coverage(images.shape[-2:]).min() == 1:
-        raise UserError("--overlay: this method sees the whole picture, so there is nothing to draw")
-    folder.mkdir(parents=True, exist_ok=True)
-    for path, picture in zip(paths, to_pictures(as_seen(images, prediction.sight)), strict=True):
-        picture.save(folder / f"{path.stem}.png")
+def read_those_that_can(paths: Sequence[Path], which: Sequence[int]) -> dict[int, Image.Image]:
+    """One damaged picture does not spoil the others: it is named, and left out."""
+    pictures = {}
+    for i in which:
+        try:
+            pictures[i] = read_image(paths[i])
+        except UserError as error:
+            print(f"sightline: {error}", file=sys.stderr)
+    return pictures
 
 
-def as_csv(lines: list[dict[str, Any]]) -> str:
+def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
+    """Where each picture's overlay goes: the folders under the given one are kept, and no name is used twice."""
+    names, taken = [], set()
+    for path in paths:
+        folder = next((one for one in given if one.is_dir() and path.is_relative_to(one)), path.parent)
+        stem = path.relative_to(folder).with_suffix("")
+        name, number = stem, 1
+        while str(name).lower() in taken:
+            number += 1
+            name = stem.with_name(f"{stem.name}-{number}")
+        taken.add(str(name).lower())
+        names.append(name.with_name(f"{name.name}.png"))
+    return names
+
+
+def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sight: Sight | None) -> None:
+    """What was seen of each picture; all of it, without a sight."""
+    for name, picture in zip(names, to_pictures(as_seen(images, sight) if sight else images), strict=True):
+        make_folder((folder / name).parent)
+        try:
+            picture.save(folder / name)
+        except OSError as error:
+            raise UserError(f"{folder / name}: cannot be written ({error.strerror or error})") from error
+
+
+def as_csv(columns: Sequence[str], lines: list[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(lines[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
 
 
+# ---- several runs ----------------------------------------------------------------------------------------------------
+
+
 def compare_runs(command: Compare) -> Comparison:
+    """Every method against the first; runs that differ only in their seed are one method."""
     from .compare import compare
 
     if len(command.runs) < 2:
         raise UserError("compare needs at least two runs")
-    named: dict[str, list[Answers]] = {}
+    methods: dict[str, list[Run]] = {}
     for folder in command.runs:
         run = read_run(folder)
-        path = run.folder / "predictions" / f"{command.split}.csv"
-        if not path.exists():
-            raise UserError(f"{path}: no such file; make it with `sightline evaluate {folder} --split {command.split}`")
-        answers = Answers.load_csv(path, split=command.split, group_names=tuple(run.facts["data"]["group_names"]))
-        named.setdefault(name_without_seed(run, command.runs), []).append(answers)
-    return compare(named)
+        methods.setdefault(settings_of(run), []).append(run)
+    for runs in methods.values():
+        refuse_repetition(runs)
+    if len(methods) < 2:
+        raise UserError("these runs differ only in their seed: name a run of another method, to compare them with")
+    names = display_names(list(methods.values()))
+    named = {
+        name: [answers_of(run, command.split) for run in runs]
+        for name, runs in zip(names, methods.values(), strict=True)
+    }
+    counts = [train_counts(run) for runs in methods.values() for run in runs]
+    if all(count == counts[0] for count in counts):
+        return compare(named, train_group_counts=counts[0])
+    comparison = compare(named)
+    note = "the runs were trained on different numbers of pictures per group: no adjusted average, no minority groups"
+    return replace(comparison, warnings=(*comparison.warnings, note))
 
 
-def name_without_seed(run: Run, folders: tuple[Path, ...]) -> str:
-    """Runs that differ only in their seed are one method."""
-    ignored = {"seed", "out", "resume", "workers", "cache", "device"}
+def settings_of(run: Run) -> str:
+    """All that may change what is learnt, but for the seed. The splits are part of the data's fingerprint."""
+    ignored = NEUTRAL | {"seed", "split_seed"}
+    try:
+        settings = {name: value for name, value in run.facts["config"].items() if name not in ignored}
+        return json.dumps([run.facts["method"], settings, run.facts["data"]["fingerprint"]], sort_keys=True)
+    except KeyError as error:
+        raise UserError(f"{run.folder / 'run.json'}: says nothing about {error}; train this run again") from None
 
-    def settings(facts: dict[str, Any]) -> dict[str, Any]:
-        return {"method": facts["method"]} | {k: v for k, v in facts["config"].items() if k not in ignored}
 
-    twins = [Path(f).name for f in folders if settings(read_run(f).facts) == settings(run.facts)]
-    return twins[0] if len(twins) == 1 else f"{twins[0]} and {len(twins) - 1} more seeds"
+def refuse_repetition(runs: Sequence[Run]) -> None:
+    by_seed: dict[int, Run] = {}
+    for run in runs:
+        other = by_seed.setdefault(run.facts["seed"], run)
+        if other is not run:
+            raise UserError(
+                f"{other.folder} and {run.folder}: the same method with the same settings, data and seed "
+                f"({run.facts['seed']}), which would count as two seeds; leave one out"
+            )
+
+
+def display_names(methods: Sequence[Sequence[Run]]) -> list[str]:
+    """The first run's folder, with as many folders above it as tell the methods apart."""
+    paths = [runs[0].folder.resolve() for runs in methods]
+    parts = 1
+    while len({path.parts[-parts:] for path in paths}) < len(paths):
+        parts += 1
+    names = [Path(*path.parts[-parts:]).as_posix() for path in paths]
+    more = ["" if len(runs) == 1 else f" and {len(runs) - 1} more seed{'s' * (len(runs) > 2)}" for runs in methods]
+    return [f"{name}{rest}" for name, rest in zip(names, more, strict=True)]
+
+
+def answers_of(run: Run, split: str) -> Answers:
+    path = run.folder / "predictions" / f"{split}.csv"
+    if not path.exists():
+        raise UserError(f"{path}: no such file; make it with `sightline evaluate {run.folder} --split {split}`")
+    return Answers.load_csv(path, split=split, group_names=tuple(run.facts["data"]["group_names"]))

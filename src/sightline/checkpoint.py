@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
 from .errors import UserError
@@ -19,31 +24,35 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
     from safetensors.torch import save_file
 
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        save_file(whole, str(partial), metadata={"facts": json.dumps(facts)})
-        replace_durably(partial, path)
-    except Exception as error:  # safetensors has errors of its own for a full disk
-        partial.unlink(missing_ok=True)
-        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
-            raise
-        raise cannot_write(path, error) from error
+    replace_durably(path, lambda partial: save_file(whole, str(partial), metadata={"facts": json.dumps(facts)}))
 
 
 def save_text(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.partial")
+    replace_durably(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def replace_durably(path: Path, write: Callable[[Path], object]) -> None:
+    """Under a name of this process's own, then in one step under the right one."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        replace_durably(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
+        write(partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except Exception as error:  # safetensors has errors of its own for a full disk
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            raise
         raise cannot_write(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
-def replace_durably(partial: Path, path: Path) -> None:
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(path)
+def remove_leftovers(folder: Path) -> None:
+    """Half-written files of processes that were killed. Only where no other process writes."""
+    for left_behind in folder.glob("*.partial"):
+        with contextlib.suppress(OSError):
+            left_behind.unlink()
 
 
 def cannot_write(path: Path, error: Exception) -> UserError:
@@ -95,3 +104,31 @@ def unpack(
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+class Clock:
+    """When to save, besides after every epoch. All processes say so in the same step, by the main one's clock.
+
+    They ask it now and then only, in steps that all know beforehand: to ask is to wait for each other.
+    """
+
+    def __init__(self, minutes: float, accelerator: Accelerator):
+        self.seconds, self.accelerator = 60 * minutes, accelerator
+        self.start()
+
+    def start(self) -> None:
+        self.began, self.steps, self.next = time.monotonic(), 0, 1
+
+    def due(self) -> bool:
+        self.steps += 1
+        if self.steps < self.next:
+            return False
+        passed = time.monotonic() - self.began
+        if self.accelerator.num_processes > 1:
+            (passed,) = broadcast_object_list([passed])
+        if passed >= self.seconds:
+            self.start()
+            return True
+        needed = math.ceil(self.steps * self.seconds / max(passed, 1e-6))
+        self.next = max(self.steps + 1, min(2 * self.steps, needed))
+        return False

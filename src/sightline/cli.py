@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +15,8 @@ from .config import Backbones, Check, Compare, Data, Demo, Erm, Evaluate, Predic
 from .errors import UserError
 
 if TYPE_CHECKING:
-    from .leaks import Leak
+    from rich.console import Console
+
     from .verify import Certificate
 
 sub = tyro.conf.subcommand
@@ -41,7 +44,7 @@ def main() -> None:
     except UserError as error:
         sys.exit(_fail(str(error), 2))
     except KeyboardInterrupt:
-        sys.exit(_fail("stopped", 130))
+        sys.exit(_fail("stopped; go on with --resume" if isinstance(command, Train) else "stopped", 130))
 
 
 def run(command) -> int:
@@ -68,7 +71,7 @@ def train(command: Train) -> int:
 
     folder = run_training(command)
     if _is_main_process():
-        _show_metrics(folder / "metrics.json", "test")
+        _show_metrics(folder, "test")
         print(f"The run is in {folder}.")
     return 0
 
@@ -79,8 +82,10 @@ def check(command: Check) -> int:
     from .data.check import check as look_over
     from .data.rows import read_rows
 
+    _make_way(command.out)
     rows = read_rows(command.data, layout=command.layout)
-    report = look_over(rows, open_images=not command.no_images, workers=command.workers)
+    with _bar("opening pictures", len(rows)) as progress:
+        report = look_over(rows, open_images=not command.no_images, workers=command.workers, progress=progress)
     print("\n".join(report.lines()))
     if command.out is not None:
         _write(command.out, json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
@@ -112,15 +117,25 @@ def evaluate(command: Evaluate) -> int:
     from .assess import assess
 
     folder = assess(command)
-    _show_metrics(folder / "metrics.json", command.split)
-    print(f"Metrics and answers per picture are in {folder}.")
+    if _is_main_process():
+        _show_metrics(folder, command.split)
+        print(f"Metrics and answers per picture are in {folder}.")
     return 0
 
 
 def predict(command: Predict) -> int:
     from .assess import predict_pictures
 
-    predict_pictures(command)
+    _make_way(command.out)
+    guesses = predict_pictures(command)
+    if command.out is None:
+        sys.stdout.write(guesses.text)
+    else:
+        _write(command.out, guesses.text)
+    if guesses.unreadable:
+        return _fail(f"{guesses.unreadable:,} of {guesses.pictures:,} pictures could not be read", 1)
+    if command.overlay is not None and not guesses.drawn:
+        raise UserError("--overlay: this method sees the whole picture, so there is nothing to draw")
     return 0
 
 
@@ -131,8 +146,12 @@ def compare(command: Compare) -> int:
 
     from .assess import compare_runs
 
+    _make_way(command.out)
     comparison = compare_runs(command)
-    Console(highlight=False).print(comparison.table())
+    console = Console(highlight=False)
+    console.print(f"On the split {command.split!r}:")
+    console.print(comparison.table())
+    _print_notes(console, comparison.warnings)
     if command.out is not None:
         _write(command.out, json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False) + "\n")
     return 0
@@ -150,6 +169,7 @@ def verify(command: Verify) -> int:
     from .subject import subject_of
     from .verify import verify as prove
 
+    _make_way(command.out)
     subject = subject_of(command)
     kind = "pictures" if command.images else "toy pictures"
     print(f"{subject.name} on {len(subject.images)} {kind}, looking by {subject.where}.")
@@ -157,14 +177,16 @@ def verify(command: Verify) -> int:
         print(f"({subject.note})")
     if isinstance(subject.module, Judge):
         certificate = prove(subject.module, subject.images, subject.sight, draws=command.draws, seed=command.seed)
-        _save(command, certificate)
+        if command.out is not None:
+            _write(command.out, certificate.to_json() + "\n")
         show(certificate)
         return int(certificate.verdict != "blind")
     assert subject.sight is not None, "only methods look for themselves"
     leak = find_leak(
         subject.module, subject.images, subject.sight, call=subject.call, draws=command.draws, seed=command.seed
     )
-    _save(command, leak)
+    if command.out is not None:
+        _write(command.out, leak.to_json() + "\n")
     print(leak.sentence)
     return int(leak.leaks)
 
@@ -216,23 +238,52 @@ def backbones() -> int:
     return 0
 
 
-def _show_metrics(path: Path, split: str) -> None:
-    import json
-
+def _show_metrics(folder: Path, split: str) -> None:
+    """The table of one split, under what it is about, and what to know about it."""
     from rich.console import Console
+    from rich.markup import escape
 
-    from .metrics import Metrics
+    from .metrics import Metrics, read_metrics
+    from .runs import read_run
 
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if split not in content["splits"]:
-        split = next(iter(content["splits"]))
-    metrics = Metrics.from_dict(content["splits"][split])
+    content = read_metrics(folder / "metrics.json")
+    about = content.get("data") or read_run(folder).facts["data"] | {"own": True}
+    shown = split if split in content["splits"] else next(iter(content["splits"]))
+    metrics = Metrics.from_dict(content["splits"][shown])
+    selected = content.get("selected_by") is not None
     console = Console(highlight=False)
+    console.print(f"{escape(about['name'])}, split {shown!r}: {metrics.n:,} pictures", soft_wrap=True)
     console.print(metrics.table())
-    for warning in metrics.warnings:
-        console.print(f"[yellow]note[/]  {warning}", soft_wrap=True)
+    notes = [f"there is no split {split!r}, so this is {shown!r}"] if shown != split else []
+    if about["own"] and shown == "train":
+        notes.append("the model was trained on these pictures: expect less on others")
+    if about["own"] and selected and shown == content["selected_on"]:
+        notes.append("these pictures also chose the weights: expect less on others")
+    _print_notes(console, (*notes, *about["notes"], *metrics.warnings))
     chosen = f"Weights selected by {content['selected_by']} on the {content['selected_on']} data."
-    console.print(f"[bold]{metrics.headline()}[/]. {chosen}", soft_wrap=True)
+    rule = chosen if selected else "Nothing was selected."
+    console.print(f"[bold]{escape(metrics.headline())}[/]. {rule}", soft_wrap=True)
+
+
+def _print_notes(console: Console, notes: Iterable[str]) -> None:
+    from rich.markup import escape
+
+    for note in notes:
+        console.print(f"[yellow]note[/]  {escape(note)}", soft_wrap=True)
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Generator[Callable[[int], None] | None]:
+    """A bar to be told how much is done; None where nobody would see it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def _is_main_process() -> bool:
@@ -241,18 +292,22 @@ def _is_main_process() -> bool:
     return PartialState().is_main_process
 
 
-def _save(command: Verify, result: Certificate | Leak) -> None:
-    if command.out is not None:
-        try:
-            result.save(command.out)
-        except OSError as error:
-            raise UserError(f"{command.out}: cannot be written ({error.strerror})") from error
+def _make_way(path: Path | None) -> None:
+    """Before the work, so that it is not done in vain."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+    if path.is_dir():
+        raise UserError(f"{path}: cannot be written (it is a folder); name a file")
 
 
 def _write(path: Path, text: str) -> None:
+    _make_way(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from error
 

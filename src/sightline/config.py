@@ -69,6 +69,8 @@ class Train:
     batch: int = 128
     """Pictures per step, over all processes."""
     seed: int = 0
+    split_seed: int = 0
+    """Of the division into splits, where the data have none; the same for every training seed."""
     workers: int = 2
     """Processes that decode pictures."""
     cache: Path | None = None
@@ -81,6 +83,11 @@ class Train:
     """Go on with the run in --out where it was interrupted."""
 
     method: ClassVar[str] = ""
+
+    @property
+    def selects(self) -> str | None:
+        """What the validation data really choose by."""
+        return self.select
 
     @property
     def folder(self) -> Path:
@@ -133,6 +140,10 @@ class Probe(Train):
     """C = 1 on raw features, as in papers; otherwise they are standardised, and C is chosen on validation data."""
 
     method: ClassVar[str] = "probe"
+
+    @property
+    def selects(self) -> str | None:
+        return None if self.plain else self.select
 
 
 @dataclass(frozen=True)

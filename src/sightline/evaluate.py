@@ -71,7 +71,7 @@ def _backgrounds(answers: Answers) -> np.ndarray:
         found = [re.fullmatch(r"(?:mixed[ _-])?(same|rand)(?:om)?", name.lower()) for name in names]
     elif answers.groups is not None:
         of_image = answers.groups
-        found = [re.search(r"mixed[ _-](same|rand)", name.lower()) for name in answers.group_names]
+        found = [re.search(r"(?:^|/|mixed[ _-])(same|rand)(?:om)?$", name.lower()) for name in answers.group_names]
     else:
         return np.zeros_like(answers.labels)
     return np.array([BACKGROUNDS.index(match[1]) if match else 0 for match in found])[of_image]

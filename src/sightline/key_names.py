@@ -16,7 +16,9 @@ from torch import Tensor
 # A file may hold more than the backbone: the first of these that is found is where the backbone is.
 TOWERS = ("vision_model.", "visual.trunk.", "visual.", "vit.", "dinov2_with_registers.", "dinov2.", "backbone.")
 BESIDE_THE_TOWER = ("classifier.", "visual_projection.", "head.", "fc_norm.")
-COMPANIONS = re.compile(r"^(text|transformer\.|positional_embedding$|token_embedding|ln_final|logit_|decoder|visual\.head\.)")
+COMPANIONS = re.compile(
+    r"^(text|transformer\.|positional_embedding$|token_embedding|ln_final|logit_|decoder|visual\.head\.)"
+)
 WRAPPERS = re.compile(r"^(module\.|_orig_mod\.|model\.(?=layer\.))+")
 
 _RULES = [

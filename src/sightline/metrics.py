@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -132,6 +136,19 @@ class Metrics:
             f"Right on {value} of all images {interval}, {link} {worst_value} {worst_interval} "
             f"of the worst {kind}, {worst.of} (n {worst.n:,})"
         )
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """The content of a metrics.json: `splits`, by which rule and where the weights were selected, perhaps `data`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for metrics in content["splits"].values():
+            Metrics.from_dict(metrics)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; `sightline evaluate` makes it") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: damaged ({error}); remove it and evaluate again") from error
+    return content
 
 
 def _row(name: str, estimate: Estimate) -> tuple[str, str, str, str]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+
+from accelerate import Accelerator
 
 
 @dataclass(frozen=True)
@@ -15,20 +20,27 @@ class Speed:
     seconds: float
     waiting: float  # of these, for data
 
+    @property
+    def rate(self) -> float:
+        return self.images / max(self.seconds, 1e-9)
+
+    @property
+    def waiting_share(self) -> float:
+        return self.waiting / max(self.seconds, 1e-9)
+
     def __str__(self) -> str:
-        waiting = f"{self.waiting / self.seconds:.0%} of the time waiting for data"
-        return f"{self.images / self.seconds:,.0f} images/s, {waiting}"
+        return f"{self.rate:,.0f} images/s, {self.waiting_share:.0%} of the time waiting for data"
 
     def to_dict(self) -> dict[str, float]:
-        shares = {"images_per_second": self.images / self.seconds, "waiting_share": self.waiting / self.seconds}
-        return {name: round(value, 4) for name, value in shares.items()}
+        return {"images_per_second": round(self.rate, 4), "waiting_share": round(self.waiting_share, 4)}
 
 
 class Progress:
     """A bar over all steps of a training run, and a line per epoch."""
 
-    def __init__(self, steps: int, done: int, show: bool):
+    def __init__(self, steps: int, done: int, show: bool, processes: int = 1):
         self.show = show
+        self.whose = "loss" if processes == 1 else "this process's loss"
         self.bar, self.steps = None, 0
         if show and sys.stderr.isatty():
             from rich.console import Console
@@ -44,7 +56,7 @@ class Progress:
         """The loss is asked for only now and then: to ask is to wait for the device."""
         if self.bar is not None:
             self.steps += 1
-            description = f"loss {loss():.3f}" if self.steps % 20 == 1 else None
+            description = f"{self.whose} {loss():.3f}" if self.steps % 20 == 1 else None
             self.bar.update(self.task, advance=1, description=description)
 
     def epoch(self, line: Mapping, metric: str, speed: Speed) -> None:
@@ -55,3 +67,23 @@ class Progress:
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+@contextlib.contextmanager
+def stopping_between_steps(accelerator: Accelerator) -> Generator[threading.Event]:
+    """Ctrl-C waits for the end of the step, so that what is saved then is whole; a second one does not wait."""
+    stopping = threading.Event()
+    if accelerator.num_processes > 1 or threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def ask(*_: object) -> None:
+        stopping.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield stopping
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -22,13 +22,16 @@ import numpy as np
 import torch
 
 from . import __version__
-from .checkpoint import cannot_write, save_text
+from .checkpoint import cannot_write, remove_leftovers, save_text
 from .config import Train
 from .data.rows import SPLITS, Rows, fingerprint, group_table
 from .errors import UserError
 from .vit import ViTConfig
 
 PACKAGES = ("torch", "accelerate", "safetensors", "numpy", "scikit-learn", "pillow")
+
+# Settings that may differ without changing the result.
+NEUTRAL = frozenset({"resume", "out", "data", "workers", "cache", "device", "save_minutes", "tensorboard"})
 
 
 @dataclass(frozen=True)
@@ -67,57 +70,61 @@ class Run:
 
 
 def begin(config: Train, rows: Rows) -> Run:
-    """A new run folder, or the old one to go on with."""
+    """A new run folder, or the old one to go on with. For one process only: the others read it afterwards."""
     folder = config.folder
-    print_data = fingerprint(rows)
-    if config.resume and (folder / "run.json").is_file() and not failed_at_once(folder):
+    print_of_data = fingerprint(rows)
+    fresh = is_fresh(folder)
+    if config.resume and not fresh and (folder / "run.json").is_file():
         run = read_run(folder)
-        refuse_other(run, config, print_data)
+        refuse_other(run, config, print_of_data)
+        remove_leftovers(folder)
+        note_versions(run)
         return run
-    if folder.exists() and not failed_at_once(folder):
+    if not fresh:
         raise UserError(f"{folder}: there is a run already; go on with --resume, or choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(folder, error) from error
+    remove_leftovers(folder)
     run = Run(folder, {})
     run.note(
         method=config.method,
         config=asdict(config),
-        data=about(rows) | {"path": str(config.data), "layout": config.layout, "fingerprint": print_data},
+        data=about(rows)
+        | {"path": str(config.data.expanduser().resolve()), "layout": config.layout, "fingerprint": print_of_data},
         versions=versions(),
         seed=config.seed,
-        selection={"metric": config.select, "on": "val"},
+        selection={"metric": config.selects, "on": "val" if config.selects else None},
         state="begun",
     )
     return run
 
 
-def failed_at_once(folder: Path) -> bool:
-    """An empty folder, or a run that ended before it had saved any weights: nothing to lose."""
-    inside = list(folder.iterdir()) if folder.is_dir() else [folder]
+def is_fresh(folder: Path) -> bool:
+    """No folder, an empty one, or a run that ended before it had saved any weights: nothing to lose."""
+    if not folder.exists():
+        return True
+    inside = [p for p in folder.iterdir() if p.suffix != ".partial"] if folder.is_dir() else [folder]
     return not inside or ((folder / "run.json").is_file() and not any(p.suffix == ".safetensors" for p in inside))
 
 
-def refuse_other(run: Run, config: Train, print_data: str) -> None:
+def note_versions(run: Run) -> None:
+    """Other versions than before do not forbid to go on, but then the bits may differ: it is written down."""
+    later = run.facts.get("resumed_with", [])
+    if versions() != (later[-1] if later else run.facts["versions"]):
+        run.note(resumed_with=[*later, versions()])
+
+
+def refuse_other(run: Run, config: Train, print_of_data: str) -> None:
     """Going on means: the same question, to the same data."""
-    if run.facts["data"]["fingerprint"] != print_data:
+    if run.facts["data"]["fingerprint"] != print_of_data:
         raise UserError(
-            f"{run.folder}: the data have changed since this run began (fingerprint {print_data[:12]} instead of "
+            f"{run.folder}: the data have changed since this run began (fingerprint {print_of_data[:12]} instead of "
             f"{run.facts['data']['fingerprint'][:12]}); restore them, or begin a new run with another --out"
         )
-    free = {
-        "resume",
-        "out",
-        "data",
-        "workers",
-        "cache",
-        "device",
-        "save_minutes",
-        "tensorboard",
-    }  # may differ without changing the result
-    before = {k: v for k, v in run.facts["config"].items() if k not in free}
-    now = {k: v for k, v in json.loads(json.dumps(asdict(config), default=str)).items() if k not in free}
+    before = {k: v for k, v in run.facts["config"].items() if k not in NEUTRAL}
+    now = {k: v for k, v in json.loads(json.dumps(asdict(config), default=str)).items() if k not in NEUTRAL}
     if wrong := sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)):
         changes = ", ".join(f"{k}: {before.get(k)} became {now.get(k)}" for k in wrong[:3])
         raise UserError(f"{run.folder}: begun with other settings ({changes}); use those, or begin a new run")

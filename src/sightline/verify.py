@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -327,7 +327,7 @@ def fingerprint(method: Judge) -> dict[str, Any]:
 
 
 @contextmanager
-def in_evaluation_mode(method: Judge) -> Iterator[None]:
+def in_evaluation_mode(method: Judge) -> Generator[None]:
     modules = list(method.modules()) if isinstance(method, nn.Module) else []
     training = [m for m in modules if m.training]
     for m in training:

@@ -23,6 +23,7 @@ from sightline.data.images import (
     read_picture,
     read_picture_mask,
     to_tensor,
+    upright_rgb,
 )
 from sightline.data.rows import Rows
 from sightline.errors import UserError
@@ -52,6 +53,23 @@ def test_transparency_becomes_white(tmp_path):
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.save(tmp_path / "palette.png", transparency=0)
     assert read_image(tmp_path / "palette.png").getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_an_opened_picture_becomes_what_its_file_becomes_and_stays_as_it_is(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (4, 6, 4), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(noise[..., :3]).save(tmp_path / "turned.png", exif=exif)
+    Image.fromarray(noise).save(tmp_path / "clear.png")
+    Image.fromarray(noise[..., 0].astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    for name in ("turned.png", "clear.png", "deep.png"):
+        with Image.open(tmp_path / name) as image:
+            before = np.asarray(image)
+            made = upright_rgb(image)
+            assert (made.mode, np.asarray(made).tolist()) == ("RGB", np.asarray(read_image(tmp_path / name)).tolist())
+            assert np.array_equal(np.asarray(image), before), name
+    with Image.open(tmp_path / "turned.png") as image:
+        assert upright_rgb(image).size == image.size[::-1]
 
 
 def test_photographs_stand_upright(tmp_path):

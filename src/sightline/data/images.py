@@ -25,6 +25,7 @@ from ..vit import Input
 from .rows import Rows
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
+ORIENTATION = 0x0112  # the EXIF tag
 RESAMPLE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
@@ -170,10 +171,15 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_image(source: Path | str | BinaryIO, name: str | None = None) -> Image.Image:
-    """RGB, upright. Grey becomes RGB, 16 bits become 8, transparency becomes white; `name` is for complaints."""
+    """A picture from its file, as `upright_rgb` makes it; `name` is for complaints."""
     name = name or str(source)
-    image = _open(source, name)
-    ImageOps.exif_transpose(image, in_place=True)
+    return upright_rgb(_open(source, name), name)
+
+
+def upright_rgb(image: Image.Image, name: str = "the picture") -> Image.Image:
+    """RGB, upright. Grey becomes RGB, 16 bits become 8, transparency becomes white; the image itself stays as it is."""
+    if image.getexif().get(ORIENTATION, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
         image = Image.fromarray(_to_8_bits(np.asarray(image, dtype=np.float64), image.mode, name))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:

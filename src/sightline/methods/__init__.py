@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-# Name: the file; in it, `train_NAME` makes a trained method and `build_NAME` an untrained one to load weights into.
+# Name: the file; in it, `make_NAME` makes the method for some data, trained unless it learns
+# step by step, in the loop; `build_NAME` makes one to load weights into.
 FILES = {"erm": "erm", "probe": "probe"}
 
 
-def trainer_of(name: str) -> Callable:
-    return getattr(importlib.import_module(f".{FILES[name]}", __name__), f"train_{name}")
+def maker_of(name: str) -> Callable:
+    return getattr(importlib.import_module(f".{FILES[name]}", __name__), f"make_{name}")
 
 
 def builder_of(name: str) -> Callable:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import Erm, Train
 from ..errors import UserError
+from ..lessons import Group, Lesson
 from ..sight import Prediction, Sight
 from ..vit import Input, ViT, ViTConfig
 from ..weights import load_backbone
@@ -20,7 +24,6 @@ if TYPE_CHECKING:
 
     from ..data.rows import Rows
     from ..runs import Run
-    from ..train import Group, Lesson
 
 
 class Classifier(nn.Module):
@@ -40,8 +43,12 @@ class Classifier(nn.Module):
         return Sight.everything(images)
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
-        out = self.vit(images)
-        return Prediction(out.logits, sight, out.tokens)
+        out, head = self.vit(images), self.vit.head
+        assert head is not None, "a classifier needs a head"
+        # In full precision also under autocast: a head that was fitted elsewhere must answer here as it did there.
+        with torch.autocast(images.device.type, enabled=False):
+            logits = head(self.vit.fc_norm(out.cls.to(head.weight.dtype)))
+        return Prediction(logits, sight, out.tokens)
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return {"attention": cls_attention_map(self.vit, images)}
@@ -55,8 +62,6 @@ class Classifier(nn.Module):
 
 def backbone_groups(vit: ViT, head_lr: float) -> list[Group]:
     """Matrices decay; biases, norms, tokens and positions do not; new layers learn faster."""
-    from ..train import Group
-
     named = [(name, p) for name, p in vit.named_parameters() if p.requires_grad]
     new = {name for name, _ in named if name.startswith(("head.", "fc_norm."))}
 
@@ -74,20 +79,28 @@ def open_backbone(config: Train, classes: int) -> tuple[ViT, Input]:
     """The backbone with a new head, and what it expects of a picture at the size asked for."""
     vit = load_backbone(config.backbone, classes=classes, seed=config.seed)
     expects = vit.config.input
-    patch, side = vit.config.patch, config.size or expects.size[0]
-    if side < patch or side % patch:
-        near = max(1, side // patch) * patch
-        raise UserError(f"--size {side}: must be a multiple of {config.backbone}'s patch, {patch}, such as {near}")
-    return vit, replace(expects, size=(side, side))
+    patch, size = vit.config.patch, expects.size if config.size is None else (config.size, config.size)
+    for side in size:
+        if side < patch or side % patch:
+            near = max(1, side // patch) * patch
+            raise UserError(f"--size {side}: must be a multiple of {config.backbone}'s patch, {patch}, such as {near}")
+    return vit, replace(expects, size=size)
 
 
-def train_erm(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    from ..train import Desk, fit
+def note_backbone(run: Run, vit: ViT, expects: Input, config: Train) -> None:
+    """Which weights training began from, and what the model expects of a picture now."""
+    origin = asdict(vit.origin) if vit.origin else {}
+    if Path(config.backbone).is_file():
+        with Path(config.backbone).open("rb") as file:
+            origin["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    run.note(vit=asdict(replace(vit.config, input=expects)), backbone=origin or None)
 
+
+def make_erm(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     vit, expects = open_backbone(config, len(rows.classes))
     if accelerator.is_main_process:
-        run.note(vit=asdict(replace(vit.config, input=expects)), backbone=asdict(vit.origin) if vit.origin else None)
-    return fit(Classifier(vit, config.frozen), Desk(rows, run, accelerator, expects), config), expects
+        note_backbone(run, vit, expects, config)
+    return Classifier(vit, config.frozen), expects
 
 
 def build_erm(vit_config: ViTConfig) -> nn.Module:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +14,7 @@ from ..evaluate import score
 from ..vit import Input, ViTConfig
 from ..what.features import cls_features
 from ..what.probe import Linear, fit_logistic, tune_logistic
-from .erm import Classifier, build_erm, open_backbone
+from .erm import Classifier, build_erm, note_backbone, open_backbone
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from ..runs import Run
 
 
-def train_probe(config: Probe, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+def make_probe(config: Probe, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     vit, expects = open_backbone(config, len(rows.classes))
     folder = config.cache or run.folder / "features"
     split = {name: rows.where(name) for name in ("train", "val")}
@@ -57,8 +56,9 @@ def train_probe(config: Probe, rows: Rows, run: Run, accelerator: Accelerator) -
     model = Classifier(vit).to(accelerator.device).eval()
     if accelerator.is_main_process:
         chosen = {"c": linear.c, "standardized": linear.standardized, config.select: on_validation(linear)}
+        run.cut_log(0)  # of a run that was interrupted, or finished, before
         run.log(chosen | {"tried": {str(c): value for c, value in scores.items()}})
-        run.note(vit=asdict(replace(vit.config, input=expects)), backbone=asdict(vit.origin) if vit.origin else None)
+        note_backbone(run, vit, expects, config)
         save_tensors(run.best, model.state_dict(), chosen)
     return model, expects
 

@@ -8,17 +8,20 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list
 
 from ..checkpoint import load_tensors, save_tensors
-from ..data.batches import Batches
+from ..data.cache import fingerprint
 from ..data.images import Canvas
-from ..data.rows import Rows, fingerprint
+from ..data.rows import Rows
 from ..errors import UserError
+from ..fingerprints import weights_sha256
+from ..predict import answering_batches, over_batches
 from ..vit import Input, ViT
 
+FORMAT = 1
 
-@torch.no_grad()
+
 def cls_features(
     vit: ViT,
     rows: Rows,
@@ -31,23 +34,19 @@ def cls_features(
     workers: int,
 ) -> np.ndarray:
     """float32 [n, D]: the CLS token of every row, in the order of `indices`."""
-    path = folder / f"features-{feature_print(vit, rows, indices, expects, accelerator)}.safetensors"
-    if path.exists():
+    path, there = folder, False
+    if accelerator.is_main_process:
+        path = folder / f"features-{feature_print(vit, rows, indices, expects, accelerator)}.safetensors"
+        there = path.exists()
+    path, there = broadcast_object_list([path, there])  # of the main process: all must go the same way
+    if there:
         return load_tensors(path)[0]["features"].numpy()
     vit.to(accelerator.device).eval()
-    batches = Batches(
-        rows, indices, Canvas.of(expects), batch, shuffle=False, seed=0, workers=workers, masks=False,
-        rank=accelerator.process_index, world=accelerator.num_processes,
-    )  # fmt: skip
-    parts = []
-    for some in batches.epoch(0):
-        with accelerator.autocast():
-            images = some.images.to(accelerator.device).float() / 255
-            if len(some):
-                parts.append((some.indices.cpu().numpy(), vit(images).cls.float().cpu().numpy()))
-    batches.close()
-    gathered = {int(i): row for numbers, rows_ in gather_object(parts) for i, row in zip(numbers, rows_, strict=True)}
-    features = np.stack([gathered[int(i)] for i in indices])
+    batches = answering_batches(rows, indices, expects, accelerator, batch=batch, workers=workers)
+    try:
+        features = over_batches(lambda images: vit(images).cls, batches, accelerator)
+    finally:
+        batches.close()
     if accelerator.is_main_process:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -59,10 +58,9 @@ def cls_features(
 
 
 def feature_print(vit: ViT, rows: Rows, indices: np.ndarray, expects: Input, accelerator: Accelerator) -> str:
-    digest = hashlib.sha256(
-        f"{fingerprint(rows.take(indices))} {vit.config} {expects} {accelerator.mixed_precision}".encode()
-    )
-    for name, tensor in vit.state_dict().items():
-        if not name.startswith(("head.", "fc_norm.")):
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:24]
+    """Changes with the files (their sizes and times of change, or checksums), the weights and the arithmetic."""
+    files = fingerprint(rows, Canvas.of(expects), indices)
+    weights = weights_sha256(vit, without=("head.", "fc_norm."))
+    arithmetic = f"{accelerator.device.type} {accelerator.mixed_precision}"
+    facts = f"{FORMAT} {files} {vit.config} {expects} {arithmetic} {weights}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:24]

@@ -1,0 +1,175 @@
+"""What a method learns from: its share of every batch, as training shows it, and who takes part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from .config import Loop, Train
+from .data.augment import PRESETS, Augment, Pictures
+from .data.batches import Batch, Batches, balanced
+from .data.cache import Cache
+from .data.images import Canvas
+from .data.rows import Rows
+from .errors import UserError
+from .predict import answering_batches
+from .runs import Run
+from .vit import Input
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a method learns from in one step."""
+
+    images: Tensor  # float [b, 3, h, w] in [0, 1], augmented
+    labels: Tensor  # int64 [b]
+    groups: Tensor | None
+    masks: Tensor | None  # bool [b, h, w], moved along with the images
+    indices: Tensor  # int64 [b], into the rows
+
+    def in_parts(self, count: int) -> list[Lesson]:
+        """At most `count` of them, one after the other."""
+        if count == 1:
+            return [self]
+        chunks = {name: value.chunk(count) for name, value in vars(self).items() if value is not None}
+        number = len(chunks["labels"])
+        return [replace(self, **{name: chunk[k] for name, chunk in chunks.items()}) for k in range(number)]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are trained alike."""
+
+    parameters: list[nn.Parameter]
+    lr: float = 1.0  # times the learning rate
+    decay: bool = True
+
+
+class Learner(Protocol):
+    """What a method adds to learn step by step. Its forward pass takes a Lesson and gives losses, `loss` among them."""
+
+    learns_from_masks: bool
+
+    def parameter_groups(self, head_lr: float) -> list[Group]: ...
+
+
+@dataclass(frozen=True)
+class Desk:
+    """All that training needs at hand."""
+
+    rows: Rows
+    run: Run
+    accelerator: Accelerator
+    expects: Input
+
+
+# How large a part of the decoded picture is used (so that crops have room), and whether the preset's own colour fills
+# what lies outside it, instead of the mean that the backbone expects. `none` is what evaluation sees, and not here.
+VIEWS = {"light": (0.875, False), "published": (1.0, True), "imagenet": (0.875, False)}
+
+
+def view(augment: str, expects: Input) -> tuple[Canvas, Augment]:
+    """The canvas that training pictures are decoded to, and what is done with it."""
+    preset = replace(PRESETS[augment], size=expects.size)
+    if augment == "none":
+        return Canvas.of(expects), replace(preset, crop=1.0)
+    (h, w), (part, own_fill) = expects.size, VIEWS[augment]
+    canvas = Canvas((round(h / part), round(w / part)), resample=expects.resample)
+    return canvas, replace(preset, crop=part, fill=preset.fill if own_fill else expects.mean)
+
+
+def training_batches(desk: Desk, config: Loop, masks: bool) -> Batches:
+    rows, accelerator = desk.rows, desk.accelerator
+    indices = rows.where("train")
+    canvas, _ = view(config.augment, desk.expects)
+    codes = {"none": None, "classes": rows.labels, "groups": rows.groups}[config.balance]
+    return Batches(
+        rows, indices, canvas, min(config.batch, len(indices)), shuffle=True, seed=config.seed, workers=config.workers,
+        cache=open_cache(desk, canvas, indices, config), rank=accelerator.process_index,
+        world=accelerator.num_processes, drop_last=True, weights=None if codes is None else balanced(codes, indices),
+        pin=accelerator.device.type == "cuda", masks=masks,
+    )  # fmt: skip
+
+
+def exam_batches(desk: Desk, split: str, config: Train) -> Batches:
+    """A split as evaluation sees it, from the cache of decoded pictures if there is to be one."""
+    indices = desk.rows.where(split)
+    cache = open_cache(desk, Canvas.of(desk.expects), indices, config)
+    return answering_batches(
+        desk.rows, indices, desk.expects, desk.accelerator, batch=config.batch, workers=config.workers, cache=cache
+    )
+
+
+def open_cache(desk: Desk, canvas: Canvas, indices: np.ndarray, config: Train) -> Cache | None:
+    if config.cache is None:
+        return None
+    with desk.accelerator.main_process_first():
+        cache = Cache.open(desk.rows, canvas, config.cache, indices, workers=max(1, config.workers))
+    device = desk.accelerator.device
+    return cache.to(device) if device.type == "cuda" else cache
+
+
+def prepare(batch: Batch, augment: Augment, seed: int, epoch: int, places: Tensor, device: torch.device) -> Lesson:
+    """Each place has a view of its own, so that a picture drawn twice in an epoch is not seen twice alike."""
+    batch = batch.to(device)
+    seen = augment(Pictures(batch.images, batch.masks), seed=seed, epoch=epoch, indices=places)
+    return Lesson(seen.images, batch.labels, batch.groups, seen.masks, batch.indices)
+
+
+def places_in_epoch(step: int, count: int, batches: Batches) -> Tensor:
+    """int64 [count]: where this process's pictures stand in the epoch, whoever else shares the batch."""
+    each, longer = divmod(batches.batch, batches.world)
+    start = step * batches.batch + batches.rank * each + min(batches.rank, longer)
+    return torch.arange(start, start + count)
+
+
+def refuse_hopeless(config: Train, rows: Rows) -> None:
+    """Settings that cannot work, said before anything is begun."""
+    for split in ("train", "val"):
+        if not len(rows.where(split)):
+            raise UserError(f"{config.data}: no pictures in the split {split!r}; `sightline check` says more")
+    only = np.unique(rows.labels[rows.where("train")])
+    if len(only) == 1:
+        name = rows.classes[only[0]]
+        raise UserError(f"{config.data}: all training pictures are of one class, {name!r}; there is nothing to tell")
+    complaints = [
+        (config.batch < 1, f"--batch {config.batch}: must be at least 1"),
+        (config.workers < 0, f"--workers {config.workers}: must not be negative"),
+        (
+            config.select == "worst-group" and rows.groups is None,
+            "--select worst-group: these data have no groups; give them a group column, or select by worst-class",
+        ),
+        (
+            config.select == "auc" and len(rows.classes) != 2,
+            f"--select auc: is for two classes, and these data have {len(rows.classes)}; select by balanced",
+        ),
+    ]
+    if isinstance(config, Loop):
+        complaints += [
+            (config.epochs < 1, f"--epochs {config.epochs}: must be at least 1"),
+            (config.accumulate < 1, f"--accumulate {config.accumulate}: must be at least 1"),
+            (not config.lr >= 0, f"--lr {config.lr}: must not be negative"),
+            (not config.head_lr >= 0, f"--head-lr {config.head_lr}: must not be negative"),
+            (not config.weight_decay >= 0, f"--weight-decay {config.weight_decay}: must not be negative"),
+            (not config.clip >= 0, f"--clip {config.clip}: must not be negative; 0 does not clip"),
+            (
+                config.average is not None and not 0 < config.average < 1,
+                f"--average {config.average}: must lie between 0 and 1, such as 0.999",
+            ),
+            (
+                config.patience is not None and config.patience < 1,
+                f"--patience {config.patience}: must be at least 1; leave it out to train to the end",
+            ),
+            (
+                config.balance == "groups" and rows.groups is None,
+                "--balance groups: these data have no groups; give them a group column",
+            ),
+        ]
+    for wrong, complaint in complaints:
+        if wrong:
+            raise UserError(complaint)
