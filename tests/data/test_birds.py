@@ -12,22 +12,7 @@ from sightline.data import shifts
 from sightline.data.birds import read_birds, read_scenes
 from sightline.data.build import Build, build
 from sightline.errors import UserError
-from tests.data.miniature import SCENES, contents, draw_cub, draw_scenes
-
-
-@pytest.fixture(scope="module")
-def cub(tmp_path_factory) -> Path:
-    return draw_cub(tmp_path_factory.mktemp("birds"))
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory) -> Path:
-    return draw_scenes(tmp_path_factory.mktemp("places"))
-
-
-@pytest.fixture
-def options(cub, scenes, tmp_path) -> Build:
-    return Build(cub, tmp_path / "set", scenes, workers=1)
+from tests.data.miniature import SCENES, contents
 
 
 def pack(cub: Path, scenes: Path, folder: Path) -> None:

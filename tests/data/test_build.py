@@ -16,24 +16,9 @@ from sightline.data.paste import paste
 from sightline.data.rows import SPLITS, read_rows
 from sightline.errors import UserError
 from tests.conftest import shared
-from tests.data.miniature import array, contents, draw_cub, draw_scenes, rows_of
+from tests.data.miniature import array, contents, rows_of
 
 NAMES = list(BUILDERS)
-
-
-@pytest.fixture(scope="module")
-def cub(tmp_path_factory) -> Path:
-    return draw_cub(tmp_path_factory.mktemp("birds"))
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory) -> Path:
-    return draw_scenes(tmp_path_factory.mktemp("places"))
-
-
-@pytest.fixture
-def options(cub, scenes, tmp_path) -> Build:
-    return Build(cub, tmp_path / "set", scenes, workers=1)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,22 +14,7 @@ from sightline.data.birds import read_birds, read_scenes
 from sightline.data.build import Build, build
 from sightline.data.paste import MOST_COVERED, Pose, Thing, move, paste, place_thing
 from tests.conftest import shared
-from tests.data.miniature import SPECIES, array, bird_photo, draw_cub, draw_scenes, rows_of
-
-
-@pytest.fixture(scope="module")
-def cub(tmp_path_factory) -> Path:
-    return draw_cub(tmp_path_factory.mktemp("birds"))
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory) -> Path:
-    return draw_scenes(tmp_path_factory.mktemp("places"))
-
-
-@pytest.fixture
-def options(cub, scenes, tmp_path) -> Build:
-    return Build(cub, tmp_path / "set", scenes, workers=1)
+from tests.data.miniature import SPECIES, array, bird_photo, rows_of
 
 
 @pytest.fixture(scope="module")
