@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,9 +17,33 @@ from .data.cache import Cache
 from .data.images import Canvas
 from .data.rows import Rows
 from .errors import UserError
-from .predict import answering_batches
+from .evaluate import score
+from .predict import answer_batches, answering_batches
 from .runs import Run
+from .sight import Method
 from .vit import Input
+
+
+@dataclass(frozen=True)
+class When:
+    """Where in training a step stands. All that is drawn in it may depend on this, and on nothing else."""
+
+    seed: int
+    epoch: int
+    step: int  # in this epoch
+    epochs: int
+    steps: int  # in an epoch
+    places: Tensor  # int64 [b]: of this process's pictures in the epoch
+
+    @property
+    def number(self) -> int:
+        """The step, counted from the beginning."""
+        return self.epoch * self.steps + self.step
+
+    @property
+    def progress(self) -> float:
+        """The share of training that is done, in [0, 1)."""
+        return self.number / (self.epochs * self.steps)
 
 
 @dataclass(frozen=True)
@@ -31,14 +55,20 @@ class Lesson:
     groups: Tensor | None
     masks: Tensor | None  # bool [b, h, w], moved along with the images
     indices: Tensor  # int64 [b], into the rows
+    when: When
+    crops: tuple[Tensor, ...] = ()  # further views [b, ...], for a learner that makes them
 
     def in_parts(self, count: int) -> list[Lesson]:
         """At most `count` of them, one after the other."""
         if count == 1:
             return [self]
-        chunks = {name: value.chunk(count) for name, value in vars(self).items() if value is not None}
+        chunks = {name: value.chunk(count) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        crops = [crop.chunk(count) for crop in self.crops]
         number = len(chunks["labels"])
-        return [replace(self, **{name: chunk[k] for name, chunk in chunks.items()}) for k in range(number)]
+        return [
+            replace(self, crops=tuple(c[k] for c in crops), **{name: chunk[k] for name, chunk in chunks.items()})
+            for k in range(number)
+        ]
 
 
 @dataclass(frozen=True)
@@ -50,14 +80,6 @@ class Group:
     decay: bool = True
 
 
-class Learner(Protocol):
-    """What a method adds to learn step by step. Its forward pass takes a Lesson and gives losses, `loss` among them."""
-
-    learns_from_masks: bool
-
-    def parameter_groups(self, head_lr: float) -> list[Group]: ...
-
-
 @dataclass(frozen=True)
 class Desk:
     """All that training needs at hand."""
@@ -66,6 +88,32 @@ class Desk:
     run: Run
     accelerator: Accelerator
     expects: Input
+
+
+class Learner(nn.Module):
+    """What learns step by step, in the loop. Everything that has to survive an interruption is in its state_dict."""
+
+    learns_from_masks = False
+
+    def lesson(self, batch: Batch, augment: Augment, when: When) -> Lesson:
+        """What a step is to learn from. Each place has a view of its own: a picture drawn twice is not seen twice."""
+        seen = augment(Pictures(batch.images, batch.masks), seed=when.seed, epoch=when.epoch, indices=when.places)
+        return Lesson(seen.images, batch.labels, batch.groups, seen.masks, batch.indices, when)
+
+    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+        """Losses, each averaged over the pictures; `loss` is what is minimised."""
+        raise NotImplementedError
+
+    def parameter_groups(self, head_lr: float) -> list[Group]:
+        raise NotImplementedError
+
+    def stepped(self, when: When) -> None:
+        """After the optimiser's step."""
+
+    def examine(self, exam: Batches, desk: Desk, select: str) -> dict[str, float]:
+        """What the epoch has come to, `select` among it."""
+        answers = answer_batches(cast(Method, self), desk.rows, exam, desk.accelerator)
+        return {select: score(answers, select), "accuracy": score(answers, "accuracy")}
 
 
 # How large a part of the decoded picture is used (so that crops have room), and whether the preset's own colour fills
@@ -96,13 +144,14 @@ def training_batches(desk: Desk, config: Loop, masks: bool) -> Batches:
     )  # fmt: skip
 
 
-def exam_batches(desk: Desk, split: str, config: Train) -> Batches:
+def exam_batches(desk: Desk, split: str, config: Train, masks: bool = False) -> Batches:
     """A split as evaluation sees it, from the cache of decoded pictures if there is to be one."""
     indices = desk.rows.where(split)
     cache = open_cache(desk, Canvas.of(desk.expects), indices, config)
     return answering_batches(
-        desk.rows, indices, desk.expects, desk.accelerator, batch=config.batch, workers=config.workers, cache=cache
-    )
+        desk.rows, indices, desk.expects, desk.accelerator, batch=config.batch, workers=config.workers, cache=cache,
+        masks=masks,
+    )  # fmt: skip
 
 
 def open_cache(desk: Desk, canvas: Canvas, indices: np.ndarray, config: Train) -> Cache | None:
@@ -112,13 +161,6 @@ def open_cache(desk: Desk, canvas: Canvas, indices: np.ndarray, config: Train) -
         cache = Cache.open(desk.rows, canvas, config.cache, indices, workers=max(1, config.workers))
     device = desk.accelerator.device
     return cache.to(device) if device.type == "cuda" else cache
-
-
-def prepare(batch: Batch, augment: Augment, seed: int, epoch: int, places: Tensor, device: torch.device) -> Lesson:
-    """Each place has a view of its own, so that a picture drawn twice in an epoch is not seen twice alike."""
-    batch = batch.to(device)
-    seen = augment(Pictures(batch.images, batch.masks), seed=seed, epoch=epoch, indices=places)
-    return Lesson(seen.images, batch.labels, batch.groups, seen.masks, batch.indices)
 
 
 def places_in_epoch(step: int, count: int, batches: Batches) -> Tensor:
@@ -156,6 +198,7 @@ def refuse_hopeless(config: Train, rows: Rows) -> None:
             (not config.lr >= 0, f"--lr {config.lr}: must not be negative"),
             (not config.head_lr >= 0, f"--head-lr {config.head_lr}: must not be negative"),
             (not config.weight_decay >= 0, f"--weight-decay {config.weight_decay}: must not be negative"),
+            (not 0 <= config.warmup <= config.epochs, f"--warmup {config.warmup}: must lie between 0 and --epochs"),
             (not config.clip >= 0, f"--clip {config.clip}: must not be negative; 0 does not clip"),
             (
                 config.average is not None and not 0 < config.average < 1,

@@ -18,7 +18,7 @@ from .data.cache import Cache
 from .data.images import Canvas
 from .data.rows import SPLITS, Rows
 from .errors import UserError
-from .sight import Method
+from .sight import Method, Told
 from .vit import Input
 
 
@@ -30,6 +30,15 @@ def make_accelerator(device: str = "auto", precision: str = "fp32") -> Accelerat
         # Accelerate keeps the first settings of a Python process for all later ones.
         AcceleratorState._reset_state(reset_partial_state=True)
     return Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bf16" else "no")
+
+
+def needs_masks(method: object) -> bool:
+    return isinstance(method, Told) and method.needs_masks
+
+
+def shown(method: object, rows: Rows) -> Rows:
+    """The rows with the masks that this method is to be shown, if it is one that is told where to look."""
+    return method.given(rows) if isinstance(method, Told) else rows
 
 
 def answer(
@@ -44,7 +53,10 @@ def answer(
     cache: Cache | None = None,
 ) -> Answers:
     """Every process answers its share; all of them get all answers, in the order of `indices`."""
-    batches = answering_batches(rows, indices, expects, accelerator, batch=batch, workers=workers, cache=cache)
+    rows = shown(method, rows)
+    batches = answering_batches(
+        rows, indices, expects, accelerator, batch=batch, workers=workers, cache=cache, masks=needs_masks(method)
+    )
     try:
         return answer_batches(method, rows, batches, accelerator)
     finally:
@@ -53,7 +65,12 @@ def answer(
 
 def answer_batches(method: Method, rows: Rows, batches: Batches, accelerator: Accelerator) -> Answers:
     """The same, of batches that are open already and stay open."""
-    found = over_batches(lambda images: method.judge(images, method.look(images)).logits, batches, accelerator)
+
+    def logits(images: Tensor, masks: Tensor | None) -> Tensor:
+        told = isinstance(method, Told) and masks is not None
+        return method.judge(images, method.look_at(images, masks) if told else method.look(images)).logits
+
+    found = over_batches(logits, batches, accelerator)
     order = batches.indices
     splits = {SPLITS[i] for i in np.unique(rows.splits[order])}
     return Answers.from_logits(
@@ -76,25 +93,29 @@ def answering_batches(
     batch: int,
     workers: int,
     cache: Cache | None = None,
+    masks: bool = False,
 ) -> Batches:
     """Every row once, as the model expects to see it; this process's share."""
     return Batches(
         rows, indices, Canvas.of(expects), max(batch, accelerator.num_processes), shuffle=False, seed=0,
-        workers=workers, cache=cache, rank=accelerator.process_index, world=accelerator.num_processes, masks=False,
+        workers=workers, cache=cache, rank=accelerator.process_index, world=accelerator.num_processes, masks=masks,
     )  # fmt: skip
 
 
 @torch.no_grad()
-def over_batches(function: Callable[[Tensor], Tensor], batches: Batches, accelerator: Accelerator) -> np.ndarray:
-    """float32 [n, ...]: what `function` makes of every picture, on every process, in the order of the rows' indices."""
+def over_batches(
+    function: Callable[[Tensor, Tensor | None], Tensor], batches: Batches, accelerator: Accelerator
+) -> np.ndarray:
+    """float32 [n, ...]: what `function` makes of every picture (and its mask, where the batches have masks), on every
+    process, in the order of the rows' indices."""
     mine = []
     for some in batches.epoch(0):
         if len(some):
-            images = some.images.to(accelerator.device).float() / 255
+            some = some.to(accelerator.device)
             with accelerator.autocast():
-                made = function(images)
-            mine.append((some.indices.cpu().numpy(), made.float().cpu().numpy()))
-    parts = gather_object(mine)
+                made = function(some.images.float() / 255, some.masks)
+            mine.append((some.indices, made.float()))  # on the device until the end: it need not wait for each batch
+    parts = gather_object([(indices.cpu().numpy(), made.cpu().numpy()) for indices, made in mine])
     order = np.concatenate([part[0] for part in parts])
     back = np.empty(len(order), dtype=np.int64)
     back[np.argsort(batches.indices, kind="stable")] = np.argsort(order, kind="stable")

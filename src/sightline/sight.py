@@ -7,7 +7,7 @@ prediction. Whatever does something with methods (verify, intervene, localize, a
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -142,6 +142,21 @@ class Look(Protocol):
 @runtime_checkable
 class Method(Look, Judge, Protocol):
     """Both halves: `look`, `judge` and `maps`, and no more."""
+
+
+@runtime_checkable
+class Told(Protocol):
+    """A method that is told where to look, by a mask for every picture; it may also be able to look for itself."""
+
+    needs_masks: bool
+
+    def given(self, rows: Any) -> Any:
+        """The rows of a data set with the masks it is to be told by."""
+        ...
+
+    def look_at(self, images: Tensor, masks: Tensor) -> Sight:
+        """Where it is told to look; `masks` are bool [B, h, w]."""
+        ...
 
 
 def spread(cells: Tensor, size: tuple[int, ...]) -> Tensor:

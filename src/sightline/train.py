@@ -35,23 +35,24 @@ from .data.augment import Augment
 from .data.batches import Batches
 from .data.rows import Rows, read_rows
 from .errors import UserError
-from .evaluate import evaluate, score
+from .evaluate import evaluate
 from .lessons import (
     Desk,
     Learner,
     Lesson,
+    When,
     exam_batches,
     places_in_epoch,
-    prepare,
     refuse_hopeless,
     training_batches,
     view,
 )  # fmt: skip
 from .methods import maker_of
-from .predict import answer_batches, make_accelerator
+from .predict import answer_batches, make_accelerator, needs_masks, shown
 from .progress import Progress, Speed, stopping_between_steps
 from .runs import Run, begin, read_run
 from .sight import Method
+from .vit import Block
 
 # ---- the whole run ---------------------------------------------------------------------------------------------------
 
@@ -66,7 +67,7 @@ def train(config: Train) -> Path:
     accelerator = make_accelerator(config.device, config.precision)
     run = begin_together(config, rows, accelerator)
     model, expects = maker_of(config.method)(config, rows, run, accelerator)
-    desk = Desk(rows, run, accelerator, expects)
+    desk = Desk(shown(model, rows), run, accelerator, expects)
     if isinstance(config, Loop):
         model = fit(model, desk, config)
     conclude(cast(Method, model), desk, config)
@@ -94,7 +95,7 @@ def conclude(model: Method, desk: Desk, config: Train) -> None:
     for split in ("val", "test"):
         if not len(desk.rows.where(split)):
             continue
-        with contextlib.closing(exam_batches(desk, split, config)) as batches:
+        with contextlib.closing(exam_batches(desk, split, config, masks=needs_masks(model))) as batches:
             answers = answer_batches(model, desk.rows, batches, desk.accelerator)
         if main:
             folder.mkdir(exist_ok=True)
@@ -134,10 +135,10 @@ class State:
 class Course:
     """A model in training and everything that takes."""
 
-    model: nn.Module
+    model: Learner
     wrapped: nn.Module  # the same, for several processes
     optimizer: Any
-    average: nn.Module | None
+    average: Learner | None
     state: State
     batches: Batches
     exam: Batches
@@ -150,7 +151,7 @@ class Course:
     config: Loop
 
 
-def fit(model: nn.Module, desk: Desk, config: Loop) -> nn.Module:
+def fit(model: Learner, desk: Desk, config: Loop) -> Learner:
     """Train `model`, and return it with the weights that scored best on the validation data."""
     with ExitStack() as to_close:
         course = set_up(model, desk, config, to_close)
@@ -169,16 +170,18 @@ def fit(model: nn.Module, desk: Desk, config: Loop) -> nn.Module:
     return model.eval()
 
 
-def set_up(model: nn.Module, desk: Desk, config: Loop, to_close: ExitStack) -> Course:
+def set_up(model: Learner, desk: Desk, config: Loop, to_close: ExitStack) -> Course:
     accelerator = desk.accelerator
-    batches = training_batches(desk, config, masks=cast(Learner, model).learns_from_masks)
+    batches = training_batches(desk, config, masks=model.learns_from_masks)
     to_close.callback(batches.close)
-    exam = exam_batches(desk, "val", config)
+    exam = exam_batches(desk, "val", config, masks=needs_masks(model))
     to_close.callback(exam.close)
     model.to(accelerator.device)
     average = copy.deepcopy(model).eval().requires_grad_(False) if config.average else None
     optimizer = make_optimizer(model, config, batches, accelerator.device)
     state = go_on(desk.run, model, optimizer, average, accelerator)
+    if config.compile:
+        compile_blocks(model)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     done = state.epoch * len(batches) + state.step
     progress = Progress(
@@ -194,19 +197,21 @@ def set_up(model: nn.Module, desk: Desk, config: Loop, to_close: ExitStack) -> C
 
 def teach(course: Course) -> Speed:
     """The steps of one epoch, or those that are left of it."""
-    state, config, batches = course.state, course.config, course.batches
+    state, config, batches, learner = course.state, course.config, course.batches, course.model
     accelerator, device = course.desk.accelerator, course.desk.accelerator.device
-    for group in course.optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * cosine(state.epoch, config.epochs)
-    course.model.train()
+    learner.train()
     began, waited, first = now(device), batches.waited, state.step
     try:
         for batch in batches.epoch(state.epoch, start=state.step):
             places = places_in_epoch(state.step, len(batch), batches)
-            lesson = prepare(batch, course.augment, config.seed, state.epoch, places, device)
-            losses = take_step(course.wrapped, lesson, course.optimizer, accelerator, config, state, batches.batch)
+            when = When(config.seed, state.epoch, state.step, config.epochs, len(batches), places)
+            set_rate(course.optimizer, when, config.warmup)
+            torch.manual_seed(step_seed(when, accelerator.process_index))
+            lesson = learner.lesson(batch.to(device), course.augment, when)
+            losses = take_step(course.wrapped, lesson, course.optimizer, accelerator, config, batches.batch)
+            learner.stepped(when)
             if course.average is not None and config.average:
-                follow(course.average, course.model, config.average, state.epoch * len(batches) + state.step)
+                follow(course.average, learner, config.average, when.number)
             for name, value in losses.items():
                 state.sums[name] = state.sums[name] + value if name in state.sums else value
             state.step += 1
@@ -232,10 +237,9 @@ def examine(course: Course) -> dict[str, Any]:
     refuse_divergence(losses, epoch, desk.run)
     candidate = course.model if course.average is None else course.average
     candidate.eval()
-    answers = answer_batches(cast(Method, candidate), desk.rows, course.exam, desk.accelerator)
-    result, accuracy = score(answers, config.select), score(answers, "accuracy")
-    line = {"epoch": epoch, "lr": rate, "batch": course.batches.batch} | losses
-    line |= {config.select: result, "accuracy": accuracy}
+    found = candidate.examine(course.exam, desk, config.select)
+    result = found[config.select]
+    line = {"epoch": epoch, "lr": rate, "batch": course.batches.batch} | losses | found
     if state.best is None or result > state.best:
         state.best, state.best_epoch = result, epoch
         if desk.accelerator.is_main_process:
@@ -249,11 +253,8 @@ def examine(course: Course) -> dict[str, Any]:
     return line
 
 
-def take_step(
-    wrapped, lesson: Lesson, optimizer, accelerator, config: Loop, state: State, total: int
-) -> dict[str, Tensor]:
+def take_step(wrapped, lesson: Lesson, optimizer, accelerator, config: Loop, total: int) -> dict[str, Tensor]:
     """One update from this process's share of a batch of `total`; the losses, each weighed by that share."""
-    torch.manual_seed(step_seed(config.seed, state.epoch, state.step, accelerator.process_index))
     parts = lesson.in_parts(min(config.accumulate, len(lesson.labels)))
     sums: dict[str, Tensor] = {}
     for k, part in enumerate(parts):
@@ -272,9 +273,16 @@ def take_step(
     return sums
 
 
-def step_seed(seed: int, epoch: int, step: int, rank: int) -> int:
+def step_seed(when: When, rank: int) -> int:
     """For dropout and the like: a number of its own for every step of every process."""
-    return int(np.random.SeedSequence([seed, epoch, step, rank]).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence([when.seed, when.epoch, when.step, rank]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def set_rate(optimizer, when: When, warmup: float) -> None:
+    """A cosine per epoch; in the first `warmup` epochs also a line from 0, per step."""
+    risen = min(1.0, (when.number + 1) / (warmup * when.steps)) if warmup else 1.0
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * cosine(when.epoch, when.epochs) * risen
 
 
 def cosine(epoch: int, epochs: int) -> float:
@@ -287,7 +295,7 @@ def base_lr(config: Loop, batches: Batches) -> float:
     return config.lr * math.sqrt(batches.batch / 128)
 
 
-def make_optimizer(model: nn.Module, config: Loop, batches: Batches, device: torch.device) -> torch.optim.Optimizer:
+def make_optimizer(model: Learner, config: Loop, batches: Batches, device: torch.device) -> torch.optim.Optimizer:
     """AdamW; the decay falls with the root of the number of steps."""
     lr = base_lr(config, batches)
     decay = config.weight_decay / math.sqrt(max(1, len(batches) * config.epochs))
@@ -298,10 +306,17 @@ def make_optimizer(model: nn.Module, config: Loop, batches: Batches, device: tor
             "initial_lr": lr * group.lr,
             "weight_decay": decay * group.decay,
         }
-        for group in cast(Learner, model).parameter_groups(config.head_lr)
+        for group in model.parameter_groups(config.head_lr)
         if group.parameters
     ]
     return torch.optim.AdamW(groups, fused=device.type == "cuda")
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """One block's code serves them all, so that waiting does not grow with depth."""
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.compile()
 
 
 def follow(average: nn.Module, model: nn.Module, decay: float, updates: int) -> None:

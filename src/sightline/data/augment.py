@@ -272,7 +272,8 @@ def _placed(how: Augment, images: Tensor, masks: Tensor | None, forward: Tensor)
     images = _read(images, grid, backward, how.resample)
     if (backward[:, :2].abs().sum(2) > 1 + 1e-9).any():
         inside = grid.abs().amax(3) <= 1
-        images = torch.where(inside[:, None], images, images.new_tensor(how.fill)[:, None, None])
+        fill = torch.tensor(how.fill, dtype=images.dtype).to(images.device, non_blocking=True)
+        images = torch.where(inside[:, None], images, fill[:, None, None])
     if masks is not None:
         masks = F.grid_sample(masks[:, None].float(), grid, mode="nearest", align_corners=False)[:, 0] > 0
     return images, masks
@@ -289,7 +290,7 @@ def _grid(backward: Tensor, size: tuple[int, ...], like: Tensor) -> Tensor:
     """[B, H, W, 2] for grid_sample. Written out, because a matrix product may be rounded to TF32 or bfloat16."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     y, x = ((torch.arange(n, dtype=dtype, device=like.device) * 2 + 1) / n - 1 for n in size)
-    rows = backward[:, :2].to(dtype).to(like.device)
+    rows = backward[:, :2].to(dtype).to(like.device, non_blocking=True)  # nothing here waits for the device
     grid = torch.empty(len(rows), *size, 2, dtype=dtype, device=like.device)
     for axis in (0, 1):
         across, down, offset = rows[:, axis, :, None].unbind(1)
@@ -306,7 +307,7 @@ def _read(images: Tensor, grid: Tensor, backward: Tensor, mode: str) -> Tensor:
         return F.grid_sample(images, grid, mode=mode, padding_mode="border", align_corners=False).clamp_(0, 1)
     read = images.new_empty(len(images), 3, *grid.shape[1:3])
     for level in levels.unique().tolist():
-        here = (levels == level).nonzero()[:, 0].to(images.device)
+        here = (levels == level).nonzero()[:, 0].to(images.device, non_blocking=True)
         halved = [max(1, side >> level) for side in images.shape[2:]]
         some = F.interpolate(images[here], halved, mode="bilinear", antialias=True) if level else images[here]
         read[here] = F.grid_sample(some, grid[here], mode=mode, padding_mode="border", align_corners=False).clamp_(0, 1)
@@ -314,7 +315,7 @@ def _read(images: Tensor, grid: Tensor, backward: Tensor, mode: str) -> Tensor:
 
 
 def _placed_points(x: Tensor, y: Tensor, forward: Tensor) -> Iterator[Tensor]:
-    for row in forward[:, :2].to(x.dtype).to(x.device).unbind(1):
+    for row in forward[:, :2].to(x.dtype).to(x.device, non_blocking=True).unbind(1):
         across, down, offset = row[:, :, None].unbind(1)
         yield across * x + down * y + offset
 

@@ -36,8 +36,9 @@ def coloured(images: Tensor, how: Augment, draws: dict[str, Tensor], rounds: lis
     matrix = light * brightness * contrast * (yiq.inverse() @ turned @ yiq @ (grey + saturation * (one - grey)))
     changed = _mixed(images, matrix, mixes=bool(how.saturation or how.hue or rounds))
     if how.contrast or rounds:  # contrast is about the mean grey, which saturation and hue leave as it is
-        means = (images.mean((2, 3)) * images.new_tensor(LUMA)).sum(1)
-        offset = (light * brightness * (1 - contrast)).to(images.dtype).to(images.device)
+        luma = torch.tensor(LUMA, dtype=images.dtype).to(images.device, non_blocking=True)
+        means = (images.mean((2, 3)) * luma).sum(1)
+        offset = (light * brightness * (1 - contrast)).to(images.dtype).to(images.device, non_blocking=True)
         changed.add_(offset[..., None] * means[:, None, None, None])
     return changed.clamp_(0, 1)
 
@@ -50,7 +51,7 @@ def _hue_turns(angles: Tensor) -> Tensor:
 
 
 def _mixed(images: Tensor, matrix: Tensor, *, mixes: bool) -> Tensor:
-    factors = matrix.to(images.dtype).to(images.device)[..., None, None]
+    factors = matrix.to(images.dtype).to(images.device, non_blocking=True)[..., None, None]
     if not mixes:
         return images * factors.diagonal(dim1=1, dim2=2).movedim(-1, 1)
     mixed = images[:, :1] * factors[:, :, 0]
@@ -134,7 +135,7 @@ def operated(images: Tensor, rounds: list[Round]) -> Tensor:
         for name, operation in OTHER.items():
             here = (which == OPERATIONS.index(name)).nonzero()[:, 0]
             if len(here):
-                some = amount[here, None, None, None].to(images.dtype).to(images.device)
-                here = here.to(images.device)
+                some = amount[here, None, None, None].to(images.dtype).to(images.device, non_blocking=True)
+                here = here.to(images.device, non_blocking=True)
                 images[here] = operation(images[here], some)
     return images

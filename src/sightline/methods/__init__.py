@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Callable
 
 # Name: the file; in it, `make_NAME` makes the method for some data, trained unless it learns
-# step by step, in the loop; `build_NAME` makes one to load weights into.
+# step by step, in the loop; `build_NAME` makes one to load weights into, from the ViT's configuration and the
+# settings that the run was begun with.
 FILES = {"erm": "erm", "probe": "probe"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..config import Erm, Train
 from ..errors import UserError
-from ..lessons import Group, Lesson
+from ..lessons import Group, Learner, Lesson
 from ..sight import Prediction, Sight
 from ..vit import Input, ViT, ViTConfig
 from ..weights import load_backbone
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from ..runs import Run
 
 
-class Classifier(nn.Module):
+class Classifier(Learner):
     """Sees everything; its map is the attention of the last block, which explains little."""
-
-    learns_from_masks = False
 
     def __init__(self, vit: ViT, frozen: bool = False):
         super().__init__()
@@ -103,5 +101,5 @@ def make_erm(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tup
     return Classifier(vit, config.frozen), expects
 
 
-def build_erm(vit_config: ViTConfig) -> nn.Module:
+def build_erm(vit_config: ViTConfig, _: dict[str, Any]) -> nn.Module:
     return Classifier(ViT(vit_config))

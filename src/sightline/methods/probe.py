@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -63,5 +63,5 @@ def make_probe(config: Probe, rows: Rows, run: Run, accelerator: Accelerator) ->
     return model, expects
 
 
-def build_probe(vit_config: ViTConfig) -> nn.Module:
-    return build_erm(vit_config)
+def build_probe(vit_config: ViTConfig, settings: dict[str, Any]) -> nn.Module:
+    return build_erm(vit_config, settings)

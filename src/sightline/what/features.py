@@ -44,7 +44,7 @@ def cls_features(
     vit.to(accelerator.device).eval()
     batches = answering_batches(rows, indices, expects, accelerator, batch=batch, workers=workers)
     try:
-        features = over_batches(lambda images: vit(images).cls, batches, accelerator)
+        features = over_batches(lambda images, _: vit(images).cls, batches, accelerator)
     finally:
         batches.close()
     if accelerator.is_main_process:
