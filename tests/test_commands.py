@@ -80,7 +80,7 @@ def test_train_prints_the_table_and_says_how_the_weights_were_chosen(sightline, 
     small = ["--backbone", "random:nano", "--epochs", 1, "--batch", 32, "--workers", 0, "--device", "cpu"]
     arguments = ["train", "erm", toy, *small, "--out", tmp_path / "run", "--select", "worst-group"]
     code, _, err = sightline(*arguments, "--tensorboard")
-    assert (code, "pip install tensorboard" in err) == (2, True)
+    assert (code, "pip install 'sightline[tensorboard]'" in err) == (2, True)
     code, out, err = sightline(*arguments)  # the failed attempt is not in the way
     assert code == 0
     assert "toy, split 'test': 40 pictures" in out

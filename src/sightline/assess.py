@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from .answers import Answers
 from .audit.maps import as_seen, to_pictures
 from .checkpoint import save_text
 from .config import Compare, Evaluate, Predict
+from .data.imagenet import IMAGENET9_CLASSES, imagenet_classes, imagenet_to_imagenet9
 from .data.images import find_images, read_image, to_tensor
 from .data.rows import Rows, fingerprint, read_rows
 from .errors import UserError
@@ -28,8 +30,6 @@ from .predict import answer, make_accelerator
 from .runs import NEUTRAL, Run, read_run
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from .compare import Comparison
     from .sight import Sight
 
@@ -52,7 +52,8 @@ def assess(command: Evaluate) -> Path:
     accelerator = make_accelerator(command.device)
     model = load(command.run, str(accelerator.device))
     asked = data_asked_for(command, model.run)
-    rows = with_classes_of(model, asked.rows, asked.path)
+    nine = imagenet9_map(model, asked.rows)
+    rows = with_classes_of(model, asked.rows, asked.path) if nine is None else in_a_thousand(asked.rows, nine, model)
     indices = rows.where(command.split)
     if not len(indices):
         raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
@@ -61,6 +62,8 @@ def assess(command: Evaluate) -> Path:
     answers = answer(
         model.method, rows, indices, model.expects, accelerator, batch=command.batch, workers=command.workers
     )
+    if nine is not None:
+        answers = in_nine(answers, nine)
     if accelerator.is_main_process:
         answers.save_csv(folder / "predictions" / f"{command.split}.csv")
         content["splits"][command.split] = measure(answers, model.run).to_dict()
@@ -96,15 +99,19 @@ def data_asked_for(command: Evaluate, run: Run) -> Asked:
         if rows is not None and fingerprint(rows) == data["fingerprint"]:
             return Asked(rows, command.data, data["fingerprint"], own=True)
     rows = read_rows(command.data, layout=command.layout, seed=seed, whole=True)
+    found = fingerprint(rows)
+    if found == data["fingerprint"]:  # the same by another name, such as metashift-animals:0
+        return Asked(rows, command.data, found, own=True)
     if command.data.resolve() == Path(data["path"]).resolve():
         note = "these are the data of the run, but changed: it may have been trained on some of these pictures"
         rows = replace(rows, notes=(*rows.notes, note))
-    return Asked(rows, command.data, fingerprint(rows), own=False)
+    return Asked(rows, command.data, found, own=False)
 
 
 def folder_for(command: Evaluate, run: Run, asked: Asked) -> Path:
     """Made before the work, so that it is not done in vain."""
-    name = f"on-{asked.path.resolve().stem}-{asked.fingerprint[:8]}"
+    option = (command.layout or "").partition(":")[2]
+    name = "-".join(filter(None, ["on", asked.path.resolve().stem, option, asked.fingerprint[:8]]))
     folder = command.out or (run.folder if asked.own else run.folder / name)
     if not asked.own and folder.resolve() == run.folder.resolve():
         raise UserError(f"{folder}: is for the run's own data; choose another --out")
@@ -165,12 +172,40 @@ def save_plainly(path: Path, text: str) -> None:
 
 def with_classes_of(model: Model, rows: Rows, path: Path) -> Rows:
     """Other data may have fewer classes, or in another order; none that the model does not know."""
-    unknown = sorted(set(rows.classes) - set(model.classes))
+    there = {rows.classes[label] for label in np.unique(rows.labels)}
+    unknown = sorted(there - set(model.classes))
+    if unknown and rows.name == "imagenet-segmentation":
+        raise UserError(f"{path}: has pictures of the class {unknown[0]!r}, so it is for measuring masks, not answers")
     if unknown:
         knows = ", ".join(model.classes[:10])
         raise UserError(f"{path}: the model does not know the class {unknown[0]!r}; it knows {knows}")
-    place = np.array([model.classes.index(name) for name in rows.classes], dtype=np.int64)
+    place = np.array([model.classes.index(name) if name in there else -1 for name in rows.classes], dtype=np.int64)
     return replace(rows, classes=model.classes, labels=place[rows.labels])
+
+
+def imagenet9_map(model: Model, rows: Rows) -> np.ndarray | None:
+    """Which of the nine each class counts as, or -1, where a model of ImageNet's classes is asked about ImageNet-9."""
+    thousand = tuple(imagenet_classes().values())
+    asked = rows.classes == IMAGENET9_CLASSES and model.classes == thousand
+    return imagenet_to_imagenet9(rows.root) if asked else None
+
+
+def in_a_thousand(rows: Rows, nine: np.ndarray, model: Model) -> Rows:
+    """With any ImageNet class that counts as the label, until the answers are `in_nine`."""
+    some = np.array([np.flatnonzero(nine == label)[0] for label in range(len(rows.classes))])
+    return replace(rows, classes=model.classes, labels=some[rows.labels])
+
+
+def in_nine(answers: Answers, nine: np.ndarray) -> Answers:
+    """The answer among 1,000 classes, then mapped; one that is none of the nine is wrong (Xiao et al. 2021)."""
+    members = nine[:, None] == np.arange(len(IMAGENET9_CLASSES))
+    return replace(
+        answers,
+        labels=nine[answers.labels],
+        probabilities=answers.probabilities @ members.astype(np.float32),
+        predicted=nine[answers.predicted],
+        classes=IMAGENET9_CLASSES,
+    )
 
 
 # ---- pictures without labels -----------------------------------------------------------------------------------------
@@ -183,19 +218,18 @@ class Guesses:
     text: str  # CSV or JSON, a line per picture that could be read
     pictures: int
     unreadable: int
-    drawn: bool  # whether overlays were wanted, and there was anything to draw
 
 
 def predict_pictures(command: Predict) -> Guesses:
     """A line per picture: the answer and the probability of every class."""
     device = make_accelerator(command.device).device
     model = load(command.run, str(device))
+    if command.overlay is not None and sees_everything(model):
+        raise UserError("--overlay: this method sees the whole picture, so there is nothing to draw")
     paths = find_images(command.images)
     names = overlay_names(paths, command.images)
     columns = ["image", "predicted", *(f"p_{name}" for name in model.classes)]
     lines: list[dict[str, Any]] = []
-    seen_whole: list[int] = []
-    drawn = False
     for start in range(0, len(paths), command.batch):
         pictures = read_those_that_can(paths, range(start, min(start + command.batch, len(paths))))
         if not pictures:
@@ -204,19 +238,19 @@ def predict_pictures(command: Predict) -> Guesses:
         for i, shares in zip(pictures, prediction.probabilities.cpu().tolist(), strict=True):
             values = [str(paths[i]), model.classes[int(np.argmax(shares))], *shares]
             lines.append(dict(zip(columns, values, strict=True)))
-        if command.overlay is not None and prediction.sight.coverage(model.expects.size).min() == 1:
-            seen_whole += pictures
-        elif command.overlay is not None:
+        if command.overlay is not None:
             images = torch.stack([to_tensor(picture, model.expects) for picture in pictures.values()]).to(device)
             draw_overlays(command.overlay, [names[i] for i in pictures], images, prediction.sight)
-            drawn = True
-    if drawn and command.overlay is not None:
-        for i in seen_whole:
-            images = to_tensor(read_image(paths[i]), model.expects)[None]
-            draw_overlays(command.overlay, [names[i]], images, None)
     as_json = command.out is not None and command.out.suffix == ".json"
     text = json.dumps(lines, indent=1, ensure_ascii=False) + "\n" if as_json else as_csv(columns, lines)
-    return Guesses(text, len(paths), len(paths) - len(lines), drawn)
+    return Guesses(text, len(paths), len(paths) - len(lines))
+
+
+def sees_everything(model: Model) -> bool:
+    """Told by a blank picture: a method that hides nothing has no patches, pixels or boxes to choose from."""
+    sight = model.predict([Image.new("RGB", model.expects.size[::-1])]).sight
+    cells = 1 if sight.keep is None else sight.keep[0].numel()
+    return cells == 1 and sight.keep_pixels is None and sight.boxes is None
 
 
 def read_those_that_can(paths: Sequence[Path], which: Sequence[int]) -> dict[int, Image.Image]:
@@ -245,9 +279,9 @@ def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
     return names
 
 
-def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sight: Sight | None) -> None:
-    """What was seen of each picture; all of it, without a sight."""
-    for name, picture in zip(names, to_pictures(as_seen(images, sight) if sight else images), strict=True):
+def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sight: Sight) -> None:
+    """What was seen of each picture."""
+    for name, picture in zip(names, to_pictures(as_seen(images, sight)), strict=True):
         make_folder((folder / name).parent)
         try:
             picture.save(folder / name)
@@ -274,7 +308,7 @@ def compare_runs(command: Compare) -> Comparison:
         raise UserError("compare needs at least two runs")
     methods: dict[str, list[Run]] = {}
     for folder in command.runs:
-        run = read_run(folder)
+        run = run_in(folder)
         methods.setdefault(settings_of(run), []).append(run)
     for runs in methods.values():
         refuse_repetition(runs)
@@ -291,6 +325,15 @@ def compare_runs(command: Compare) -> Comparison:
     comparison = compare(named)
     note = "the runs were trained on different numbers of pictures per group: no adjusted average, no minority groups"
     return replace(comparison, warnings=(*comparison.warnings, note))
+
+
+def run_in(folder: Path) -> Run:
+    """A run; or what it answered about other data, in the folder that `evaluate` made for them inside it."""
+    above = folder.resolve().parent
+    if (folder / "run.json").exists() or not ((folder / "metrics.json").exists() and (above / "run.json").exists()):
+        return read_run(folder)
+    facts = read_run(above).facts
+    return Run(folder, facts | {"data": facts["data"] | {"group_names": []}})  # its groups are not those of training
 
 
 def settings_of(run: Run) -> str:

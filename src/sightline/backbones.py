@@ -25,6 +25,7 @@ class Known:
 
 
 SIZES = {  # width, depth, heads
+    "nano": (160, 6, 5),
     "ti": (192, 12, 3),
     "s": (384, 12, 6),
     "b": (768, 12, 12),
@@ -42,6 +43,11 @@ def _vit(size: str, patch: int, grid: int | None = None, **rest) -> ViTConfig:
     grid = 224 // patch if grid is None else grid
     rest.setdefault("input", Input(crop=0.875))
     return ViTConfig(width=width, depth=depth, heads=heads, patch=patch, grid=(grid, grid), **rest)
+
+
+def own_vit(size: str, patch: int, pixels: int, registers: int) -> ViTConfig:
+    """What this project's own pretraining makes."""
+    return _vit(size, patch, pixels // patch, registers=registers, input=Input((pixels, pixels)))
 
 
 def _dinov2(size: str, registers: int = 0) -> ViTConfig:

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from .config import Backbones, Check, Compare, Data, Demo, Erm, Evaluate, Predict, Probe, Toy, Train, Verify
+from .config import (
+    Backbones, Check, Compare, Convert, Data, Demo, EarlyMask, Erm, Evaluate, Ifam, Import, LateMask, Localize, Pdiscoformer,
+    Predict, Pretrain, Probe, Toy, Train, Verify,
+)  # fmt: skip
 from .errors import UserError
 
 if TYPE_CHECKING:
@@ -23,12 +26,21 @@ sub = tyro.conf.subcommand
 Command = (
     Annotated[Check, sub("check")]
     | Annotated[
-        Annotated[Erm, sub("erm")] | Annotated[Probe, sub("probe")],
+        Annotated[Erm, sub("erm")]
+        | Annotated[Probe, sub("probe")]
+        | Annotated[Ifam, sub("ifam")]
+        | Annotated[Pdiscoformer, sub("pdiscoformer")]
+        | Annotated[EarlyMask, sub("early-mask")]
+        | Annotated[LateMask, sub("late-mask")],
         sub("train", description="Train a classifier."),
     ]
+    | Annotated[Pretrain, sub("pretrain")]
     | Annotated[Data, sub("data")]
     | Annotated[Toy, sub("toy")]
+    | Annotated[Convert, sub("convert")]
+    | Annotated[Import, sub("import")]
     | Annotated[Evaluate, sub("evaluate")]
+    | Annotated[Localize, sub("localize")]
     | Annotated[Predict, sub("predict")]
     | Annotated[Compare, sub("compare")]
     | Annotated[Verify, sub("verify")]
@@ -53,12 +65,17 @@ def run(command) -> int:
         Check: check,
         Data: data,
         Toy: toy,
+        Convert: convert,
+        Import: import_,
         Evaluate: evaluate,
+        Localize: localize,
         Predict: predict,
         Compare: compare,
         Verify: verify,
         Demo: demo,
     }
+    if isinstance(command, Pretrain):
+        return pretrain(command)
     if isinstance(command, Train):
         return train(command)
     if isinstance(command, Backbones):
@@ -73,6 +90,25 @@ def train(command: Train) -> int:
     if _is_main_process():
         _show_metrics(folder, "test")
         print(f"The run is in {folder}.")
+    return 0
+
+
+def pretrain(command: Pretrain) -> int:
+    import json
+
+    from rich.console import Console
+
+    from .pretrain import pretrain as run_pretraining
+    from .runs import read_run
+
+    folder = run_pretraining(command)
+    if _is_main_process():
+        run = read_run(folder)
+        _print_notes(Console(highlight=False), run.facts["data"]["notes"])
+        last = json.loads(run.log_file.read_text(encoding="utf-8").splitlines()[-1])
+        names = {"knn": "neighbours of the right class", "mass": "attention on the masks", "hit": "its peak on them"}
+        print("; ".join(f"{what} {last[name]:.1%}" for name, what in names.items() if name in last), end="\n" * ("mass" in last or "knn" in last))
+        print(f"The backbone is {folder / 'backbone.safetensors'}: give that to --backbone.")
     return 0
 
 
@@ -113,6 +149,20 @@ def toy(command: Toy) -> int:
     return 0
 
 
+def convert(command: Convert) -> int:
+    from .data.convert import convert as make
+
+    print("\n".join(make(command.layout, command.data)))
+    return 0
+
+
+def import_(command: Import) -> int:
+    from .official import import_published
+
+    print(f"The run is in {import_published(command)}.")
+    return 0
+
+
 def evaluate(command: Evaluate) -> int:
     from .assess import assess
 
@@ -120,6 +170,22 @@ def evaluate(command: Evaluate) -> int:
     if _is_main_process():
         _show_metrics(folder, command.split)
         print(f"Metrics and answers per picture are in {folder}.")
+    return 0
+
+
+def localize(command: Localize) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from .localize import localize_run
+
+    found, path = localize_run(command)
+    if _is_main_process():
+        console = Console(highlight=False)
+        console.print(f"{escape(str(command.run))}, split {command.split!r}: {found.n:,} pictures", soft_wrap=True)
+        console.print(found.table())
+        _print_notes(console, found.notes)
+        print(f"The figures are in {path}.")
     return 0
 
 
@@ -134,8 +200,6 @@ def predict(command: Predict) -> int:
         _write(command.out, guesses.text)
     if guesses.unreadable:
         return _fail(f"{guesses.unreadable:,} of {guesses.pictures:,} pictures could not be read", 1)
-    if command.overlay is not None and not guesses.drawn:
-        raise UserError("--overlay: this method sees the whole picture, so there is nothing to draw")
     return 0
 
 

@@ -42,7 +42,12 @@ class Comparison:
     @property
     def header(self) -> tuple[str, ...]:
         gains = f"accuracy − {self.reference}", "", f"worst {self.worst_of} − {self.reference}", ""
-        return "", "seeds", "accuracy", f"worst {self.worst_of}", *gains
+        gap = ("background gap",) if self.has_background_gap else ()
+        return "", "seeds", "accuracy", f"worst {self.worst_of}", *gap, *gains
+
+    @property
+    def has_background_gap(self) -> bool:
+        return any(entry.metrics.background_gap for entry in self.entries)
 
     def rows(self) -> list[tuple[str, ...]]:
         """One per method, under `header`."""
@@ -51,6 +56,7 @@ class Comparison:
                 entry.name,
                 str(entry.metrics.seeds),
                 *(f"{e.figure}  {e.interval}" for e in (entry.metrics.accuracy, entry.worst)),
+                *([str(entry.metrics.background_gap or "–")] if self.has_background_gap else []),
                 *_gain(entry.accuracy_gain),
                 *_gain(entry.worst_gain),
             )

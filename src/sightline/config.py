@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, Suppress
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Train:
     out: Path | None = None
     """The run folder. Default: runs/DATA-METHOD-BACKBONE-SEED."""
     layout: str | None = None
-    """Read a published data set as it was published: waterbirds, cub, celeba, ..."""
+    """Read a published data set as it was published: waterbirds, cub, imagenet9:mixed_rand, ..."""
     size: int | None = None
     """Side of the pictures in pixels. Default: what the backbone expects."""
     select: Literal["balanced", "accuracy", "worst-group", "worst-class", "auc"] = "balanced"
@@ -104,6 +104,8 @@ class Loop(Train):
     """Of the backbone, at a batch of 128; it grows with the square root of the batch and falls by a cosine."""
     head_lr: float = 10.0
     """Times that for new layers."""
+    warmup: float = 0.0
+    """Epochs in which the learning rate rises from 0, step by step."""
     weight_decay: float = 0.05
     """Before it is divided by the square root of the number of steps."""
     clip: float = 2.0
@@ -120,6 +122,8 @@ class Loop(Train):
     save_minutes: float = 10.0
     """Besides after every epoch, save so often."""
     tensorboard: bool = False
+    compile: bool = False
+    """Compile the ViT's blocks: a minute's wait at the start, then faster on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -147,12 +151,179 @@ class Probe(Train):
 
 
 @dataclass(frozen=True)
+class Shaping:
+    """How much each of the losses that shape the parts counts; 0 leaves it out. The defaults are the papers'."""
+
+    total_variation: float = 1.0
+    """Few borders between parts."""
+    entropy: float = 1.0
+    """Every patch is surely of one part."""
+    equivariance: float = 1.0
+    """Parts move with the picture."""
+    orthogonality: float = 1.0
+    """The embeddings of parts are unlike each other."""
+    presence: float = 1.0
+    """Every part is somewhere in the batch."""
+    background: float = 2.0
+    """Every picture has background, towards its corners."""
+    concentration: float = 0.0
+    """Parts are compact (PDiscoNet)."""
+    orthogonal: Literal["parts", "channels"] | None = None
+    """What is made unlike each other. Default: parts; the published code takes channels, by mistake."""
+
+    @classmethod
+    def none(cls) -> Shaping:
+        return cls(0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Pdiscoformer(Loop):
+    """Discover parts and answer from them; it sees everything (PDiscoFormer)."""
+
+    epochs: int = 30
+    lr: float = 3e-5
+    """Of the backbone, at a batch of 128; it grows with the square root of the batch and falls by a cosine."""
+    head_lr: float = 1000.0
+    """Times that for heads and the modulation of parts."""
+    prototype_lr: float = 100.0
+    """Times that for the prototypes of the parts."""
+    parts: int = 4
+    """K, the number of parts besides the background."""
+    part_dropout: float = 0.3
+    """How often a part is left out in training."""
+    shaping: Shaping = field(default_factory=Shaping)
+    classify_parts: float = 1.0
+    """How much the answer of the parts themselves counts in training."""
+    tune_selector: bool = False
+    """Train all of the ViT that discovers parts, not only its tokens and positions."""
+    registers: bool = True
+    """Use the backbone's register tokens."""
+    preset: Literal["papers", "published"] = "papers"
+    """Where papers and published code contradict each other: as the papers say, or exactly as the code does."""
+    share_noise: bool | None = None
+    """One draw of noise for maps and mask. Default: the preset's (published code draws twice)."""
+    eval_noise: bool | None = None
+    """Noise also in evaluation. Default: the preset's (published code leaves it on)."""
+
+    method: ClassVar[str] = "pdiscoformer"
+
+
+@dataclass(frozen=True)
+class Ifam(Pdiscoformer):
+    """Discover parts, then answer from their patches alone: blind to everything else (iFAM)."""
+
+    mask_gradient: bool | None = None
+    """The answer teaches where to look, straight through the mask. Default: the preset's (no in published code)."""
+    soft: bool = False
+    """Ablation: weigh patches instead of hiding them, which is not blind."""
+    freeze_predictor: bool = False
+    """Train only the head of the ViT that answers."""
+    mask_dropout: float | None = None
+    """How often a part is hidden from the ViT that answers, in training. Default: as --part-dropout."""
+
+    method: ClassVar[str] = "ifam"
+
+
+@dataclass(frozen=True)
+class EarlyMask(Loop):
+    """Answer from what given masks show, and nothing else."""
+
+    masks: str = "data"
+    """The data's own masks, a folder of masks with the pictures' paths, or masks made here once:
+    found:BACKBONE, tokencut:BACKBONE (unsupervised), u2net:FILE.onnx (supervised)."""
+    at_least: float = 0.5
+    """A patch is kept when so much of it is inside the mask."""
+    pixels: bool = False
+    """Hide the pixels outside the mask in kept patches, too (then keep patches from a tenth on: --at-least 0.1)."""
+    frozen: bool = False
+    """Train the head only."""
+
+    method: ClassVar[str] = "early-mask"
+
+
+@dataclass(frozen=True)
+class LateMask(EarlyMask):
+    """See everything, and average only what given masks show: not blind, and the rival of early masking."""
+
+    method: ClassVar[str] = "late-mask"
+
+
+@dataclass(frozen=True)
+class Pretrain(Loop):
+    """Make a backbone from pictures alone, by self-distillation (DINO). Labels and masks, where there are any, are
+    only used to see how far it has come."""
+
+    data: Positional[Path]
+    """A folder of pictures, nested as you like, or a CSV file with a column image; or a data set with classes."""
+    size: Literal["nano", "ti", "s", "b"] = "nano"  # ty: ignore[incompatible-attribute-override]
+    """Of the model: 1.9, 5.5, 22 or 86 million parameters."""
+    patch: int | None = None
+    """Side of a patch in pixels. Default: 8 for nano, 16 for the others."""
+    pixels: int | None = None
+    """Side of the pictures that it is made for. Default: 96 for nano, 224 for the others."""
+    registers: int = 4
+    large: int | None = None
+    """Side of the two large crops. Default: 2/3 of --pixels for nano, 1/2 for the others."""
+    small: int | None = None
+    """Side of the small crops. Default: a little less than half of the large ones."""
+    smalls: int = 6
+    """How many small crops."""
+    finish: float = 0.05
+    """The last share of the steps, with large crops of the full size."""
+    momentum: float = 0.994
+    """Of the teacher, at the beginning; it rises to 1."""
+    prototypes: int = 16384
+    head_width: int = 2048
+    centring: Literal["mean", "sinkhorn"] = "mean"
+    """How the teacher is kept from answering the same to everything."""
+    koleo: float = 0.1
+    """Weight of the loss that keeps pictures apart."""
+    masked: float = 0.0
+    """Weight of the masked-patch loss (iBOT), which costs time; 0: off."""
+    examine_every: int = 5
+    """Measure neighbours and attention every so many epochs."""
+
+    batch: int = 512
+    epochs: int = 100
+    warmup: float = 10.0
+    """Epochs in which the learning rate rises from 0, step by step."""
+    lr: float = 5e-4
+    """At a batch of 128; it grows with the square root of the batch and falls by a cosine."""
+    head_lr: Suppress[float] = 1.0
+    weight_decay: float = 4.0
+    """Before it is divided by the square root of the number of steps."""
+    clip: float = 3.0
+    """Largest norm of the gradient."""
+    out: Path | None = None
+    """The run folder. Default: runs/DATA-pretrain-SIZE-SEED."""
+    cache: Path | None = None
+    """Keep decoded pictures in this folder. Default: in the run folder."""
+
+    backbone: Suppress[str] = ""
+    select: Suppress[Literal["last"]] = "last"  # ty: ignore[incompatible-attribute-override]
+    augment: Suppress[Literal["light"]] = "light"
+    balance: Suppress[Literal["none"]] = "none"
+    average: Suppress[None] = None
+    patience: Suppress[None] = None
+
+    method: ClassVar[str] = "pretrain"
+
+    @property
+    def selects(self) -> str | None:
+        return None
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / f"{self.data.stem}-{self.method}-{self.size}-{self.seed}"
+
+
+@dataclass(frozen=True)
 class Check:
     """Look a data set over before training on it."""
 
     data: Positional[Path]
     layout: str | None = None
-    """Read a published data set as it was published: waterbirds, cub, celeba, ..."""
+    """Read a published data set as it was published: waterbirds, cub, imagenet9:mixed_rand, ..."""
     no_images: bool = False
     """Do not open the pictures: quick, but finds less."""
     workers: int = 2
@@ -222,6 +393,20 @@ class Toy:
     displacement: float = 0.15
     """How far from the centre birds may stand, in shares of the side."""
     seed: int = 0
+    workers: int = 1
+    """Processes that draw; the pictures are the same however many there are."""
+
+
+CONVERTIBLE = Literal["imagenet-s", "imagenet-segmentation", "metashift-animals", "metashift-indoor-outdoor", "siim"]
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Make a published data set readable that comes as pickles, runs of pixels, class numbers or MATLAB's file."""
+
+    layout: Positional[CONVERTIBLE]
+    data: Positional[Path]
+    """Its folder (or gtsegs_ijcv.mat), beside which the readable files are written."""
 
 
 @dataclass(frozen=True)
@@ -232,12 +417,23 @@ class Evaluate:
     data: Positional[Path | None] = None
     """Other data than those it was trained on."""
     layout: str | None = None
+    """Of published data, perhaps with an option: imagenet9:mixed_rand, metashift-animals:3."""
     split: Literal["train", "val", "test"] = "test"
     batch: int = 64
     workers: int = 2
     device: Literal["auto", "cpu", "cuda"] = "auto"
     out: Path | None = None
     """Folder for metrics.json and the answers per picture. Default: the run, if these are its own data."""
+
+
+@dataclass(frozen=True)
+class Localize(Evaluate):
+    """Measure where a trained model looks: against true masks, and key points where there are any."""
+
+    out: Path | None = None
+    """Folder for localization.json. Default: the run, if these are its own data."""
+    published: bool = False
+    """Key points in the geometry of the published iFAM code, which is half a cell off."""
 
 
 @dataclass(frozen=True)
@@ -259,9 +455,28 @@ class Compare:
     """Put runs side by side, on the same pictures. Runs that differ only in their seed count as one."""
 
     runs: Positional[tuple[Path, ...]]
+    """Run folders; or, to compare on other data, the folders that `evaluate` made for these in each run."""
     split: Literal["val", "test"] = "test"
     out: Path | None = None
     """Write the table there, as JSON."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """Make a run folder of a published iFAM or PDiscoFormer checkpoint: then everything here works with it."""
+
+    file: Positional[Path]
+    """The checkpoint: .pth, .pt or .safetensors."""
+    data: Positional[Path]
+    """The data it is for, whose classes name its answers."""
+    out: Path | None = None
+    """The run folder. Default: runs/DATA-METHOD-BACKBONE-0."""
+    layout: str | None = None
+    """Read a published data set as it was published: waterbirds, cub, celeba, ..."""
+    like: str | None = None
+    """The known backbone it was made from, where the file cannot tell, such as dinov2-b14-reg."""
+    size: int | None = None
+    """Side of the pictures in pixels. Default: what the backbone expects."""
 
 
 @dataclass(frozen=True)

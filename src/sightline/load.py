@@ -46,6 +46,6 @@ def load(folder: str | Path, device: str = "cpu") -> Model:
             "train it again, with the same command"
         )
     vit_config = config_of(run)
-    method = builder_of(run.facts["method"])(vit_config, run.facts["config"])
+    method = builder_of(run.facts["method"])(vit_config, run.facts)
     method.load_state_dict(load_tensors(run.best)[0])
     return Model(method.to(device).eval(), tuple(run.facts["data"]["classes"]), vit_config.input, run)

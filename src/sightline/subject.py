@@ -19,7 +19,8 @@ from .data.toy import make_toy
 from .errors import UserError
 from .load import load
 from .methods.pair import Pair
-from .sight import Sight
+from .predict import needs_masks
+from .sight import Sight, Told
 from .vit import Input, ViT
 from .weights import load_backbone
 from .what.masked import MaskedViT
@@ -28,7 +29,6 @@ from .where.attention import AttentionSight
 
 STAND_IN_CLASSES = 10
 DEFAULTS = Verify("")
-SIGHT_FLAGS = ("where", "masks", "pixels", "share")  # which say where to look
 BACKBONE_FLAGS = ("what", "like")
 OWN_FLAGS = ("patch", "mask_argument")
 
@@ -49,7 +49,7 @@ def subject_of(command: Verify) -> Subject:
     device, dtype = on_device(command.device), getattr(torch, command.dtype)
     path, colon, function = command.model.rpartition(":")
     if (Path(command.model) / "run.json").is_file():
-        refuse(command, (*SIGHT_FLAGS, *BACKBONE_FLAGS, *OWN_FLAGS), "a run looks the way it was trained to")
+        refuse(command, ("where", "pixels", "share", *BACKBONE_FLAGS, *OWN_FLAGS), "a run looks as it was trained to")
         subject = run_subject(command)
     elif colon and not Path(command.model).exists() and not command.model.startswith("random:"):
         refuse(command, BACKBONE_FLAGS, "that is for backbones")
@@ -97,8 +97,14 @@ def run_subject(command: Verify) -> Subject:
     model = load(command.model)
     method = cast(nn.Module, model.method)
     patch = next((m.config.patch for m in method.modules() if isinstance(m, ViT)), 1)
-    images, _ = pictures(command, sized(command, model.expects, patch))
-    return Subject(Path(command.model).name, method, images, None, "the method it was trained with")
+    images, masks = pictures(command, sized(command, model.expects, patch))
+    name = Path(command.model).name
+    if not needs_masks(method):
+        refuse(command, ("masks",), "a run looks as it was trained to")
+        return Subject(name, method, images, None, "the method it was trained with")
+    if masks is None:
+        raise UserError(f"{command.model}: is told where to look; give a mask for each picture: --masks FOLDER")
+    return Subject(name, method, images, cast(Told, method).look_at(images, masks), "given masks")
 
 
 def backbone_subject(command: Verify) -> Subject:

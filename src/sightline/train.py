@@ -393,7 +393,7 @@ def tensorboard(run: Run, config: Loop, accelerator: Accelerator, to_close: Exit
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("--tensorboard: install it first, with `pip install tensorboard`") from None
+        raise UserError("--tensorboard: install it first: pip install 'sightline[tensorboard]'") from None
     writer = SummaryWriter(str(run.folder / "tensorboard"))
     to_close.callback(writer.close)
     return writer.add_scalar

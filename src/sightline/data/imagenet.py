@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import UserError
 from .cub import Folder, class_folders, locate, pictures, present, rows_of_folders, save_mask, wrong_folder
-from .pickles import read_json
+from .pickles import command_for, read_json
 from .rows import TEST, TRAIN, VAL, Rows
 
 ANNOTATIONS = ("Annotations/CLS-LOC/val", "Annotations/val", "Annotations")
@@ -38,6 +38,7 @@ IMAGENET9_VARIANTS = (
     "only_bg_b",
     "only_bg_t",
 )
+IMAGENET9_MIXED = ("mixed_same", "mixed_rand")  # the two that the background gap lies between
 # First and last index of each run of classes; vehicles and instruments are scattered: the released file has them.
 IMAGENET9_RANGES = {
     "dog": ((151, 170), (173, 268)),
@@ -50,6 +51,9 @@ IMAGENET9_RANGES = {
 }
 IMAGENET_S_SPLITS = {"train-semi": TRAIN, "validation": VAL, "test": TEST}
 IMAGENET_S_IGNORED = 1000
+SEGMENTED = ("train-semi", "validation")
+SEGMENTATION_FILE = "gtsegs_ijcv.mat"
+NO_CLASS = "unknown"  # the folder of pictures without one
 OBJECTNET_MAPPINGS = (
     "folder_to_objectnet_label.json",
     "objectnet_to_imagenet_1k.json",
@@ -210,20 +214,35 @@ def _read_si_score(root: Path, change: str) -> Rows:
 
 
 def read_imagenet9(root: Path, variant: str = "") -> Rows:
-    """One variant of the backgrounds challenge: the folder of all of them and a name, or the variant's own folder."""
-    if variant and variant not in IMAGENET9_VARIANTS:
-        raise UserError(f"{variant}: no variant of ImageNet-9; there are {', '.join(IMAGENET9_VARIANTS)}")
+    """One variant of the backgrounds challenge: the folder of all of them and a name, or the variant's own folder.
+
+    `mixed` is both mixed_same and mixed_rand, as groups: the background gap lies between them.
+    """
+    if variant and variant not in (*IMAGENET9_VARIANTS, "mixed"):
+        known = f"{', '.join(IMAGENET9_VARIANTS)}, and mixed (same and rand, for the background gap)"
+        raise UserError(f"{variant}: no variant of ImageNet-9; there are {known}")
     if not variant and (root / "original" / "val").is_dir():
         variant = "original"
-    folder = root / variant
-    here = folder / "val" if (folder / "val").is_dir() else folder
+    through = "a model of 1,000 classes answers through in_to_in9.json"
+    if variant == "mixed":
+        folders = [folder for name in IMAGENET9_MIXED for folder in _nine_folders(root, name, attribute=name)]
+        note = f"variants {' and '.join(IMAGENET9_MIXED)}; {through}"
+        return rows_of_folders("imagenet9", root, IMAGENET9_CLASSES, folders, [note])
+    notes = [f"variant {variant or root.resolve().name}; {through}"]
+    notes += ["for the background gap, evaluate with --layout imagenet9:mixed"] if variant in IMAGENET9_MIXED else []
+    return rows_of_folders("imagenet9", root, IMAGENET9_CLASSES, _nine_folders(root, variant), notes)
+
+
+def _nine_folders(root: Path, variant: str, attribute: str = "") -> list[Folder]:
+    """00_dog to 08_fish, under val or not."""
+    path = f"{variant}/" if variant else ""
+    path += "val/" if (root / path / "val").is_dir() else ""
+    here = root / path
     expected = [f"{number:02}_{name}" for number, name in enumerate(IMAGENET9_CLASSES)]
     if not here.is_dir() or list(class_folders(here)) != expected:
-        raise wrong_folder(here if here.is_dir() else root, "ImageNet-9", f"val/{expected[0]} to val/{expected[-1]}")
-    path = "val/" if here != folder else ""
-    folders = [Folder(f"{path}{name}", label, TEST) for label, name in enumerate(expected)]
-    note = f"variant {variant or folder.resolve().name}; a model of 1,000 classes answers through in_to_in9.json"
-    return rows_of_folders("imagenet9", folder, IMAGENET9_CLASSES, folders, [note])
+        nine = f"{Path(variant, 'val', expected[0])} to {Path(variant, 'val', expected[-1])}"
+        raise wrong_folder(here if here.is_dir() else root, "ImageNet-9", nine)
+    return [Folder(f"{path}{name}", label, TEST, attribute) for label, name in enumerate(expected)]
 
 
 def imagenet_to_imagenet9(root: Path) -> np.ndarray:
@@ -237,6 +256,8 @@ def imagenet_to_imagenet9(root: Path) -> np.ndarray:
     whole = isinstance(released, dict) and set(released) == keys
     if not whole or not all(nine in range(-1, 9) for nine in released.values()):
         raise UserError(f"{file}: expected every class from 0 to 999 with a number from -1 to 8")
+    if lacking := sorted(set(range(9)) - set(released.values())):
+        raise UserError(f"{file}: not the released file: no class counts as {IMAGENET9_CLASSES[lacking[0]]} in it")
     nine = np.array([released[str(label)] for label in range(1000)], np.int64)
     for name, ranges in IMAGENET9_RANGES.items():
         members = np.concatenate([np.arange(first, last + 1) for first, last in ranges])
@@ -257,20 +278,21 @@ def read_imagenet_s(root: Path) -> Rows:
     masks = [_imagenet_s_mask(image) for image in rows.images]
     there = present(folder, masks)
     if any(there):
+        lacking = sum(not found and split != TEST for found, split in zip(there, rows.splits, strict=True))
+        notes = [f"{lacking:,} pictures of train and val have no mask"] if lacking else []
         masks = [mask if found else "" for mask, found in zip(masks, there, strict=True)]
-        return replace(rows, masks=masks, notes=(*rows.notes, "the test split has no published masks"))
-    call = f"sightline.data.imagenet.write_imagenet_s_masks({str(folder)!r})"
-    return replace(
-        rows, notes=(*rows.notes, f"no masks yet: they are published as class numbers, {call} converts them")
-    )
+        return replace(rows, masks=masks, notes=(*rows.notes, "the test split has no published masks", *notes))
+    how = command_for("imagenet-s", folder)
+    return replace(rows, notes=(*rows.notes, f"no masks yet: they are published as class numbers; convert them: {how}"))
 
 
 def write_imagenet_s_masks(root: Path | str) -> int:
     """Write ImageNet-S's class numbers as masks beside them (train-semi-mask, validation-mask); how many there are."""
     from .images import read_image
 
-    folder, count = Path(root), 0
-    for split in ("train-semi", "validation"):
+    needs, count = [f"{split}-segmentation" for split in SEGMENTED], 0
+    folder = locate(Path(root), "ImageNet-S", needs, inside=("ImageNetS919",))
+    for split in SEGMENTED:
         source = folder / f"{split}-segmentation"
         for found in _wnid_folders(source, "", TRAIN, "ImageNet-S's annotation"):
             for name in pictures(source / found.path, (".png",)):
@@ -290,19 +312,20 @@ def _imagenet_s_mask(image: str) -> str:
 def read_imagenet_segmentation(root: Path) -> Rows:
     """The pictures and masks of gtsegs_ijcv.mat as files: images/WNID/NAME.png and masks/WNID/NAME.png."""
     layout = "ImageNet-Segmentation"
-    if not (root / "images").is_dir() and (root / "gtsegs_ijcv.mat").exists():
-        raise UserError(
-            f"{root / 'gtsegs_ijcv.mat'}: MATLAB 7.3 files are not read here; write each value/img to "
-            "images/WNID/NAME.png and each value/gt to masks/WNID/NAME.png (255 where it is 1), WNID being value/target"
-        )
+    published = root if root.suffix == ".mat" and root.is_file() else root / SEGMENTATION_FILE
+    if not (root / "images").is_dir() and published.exists():
+        raise UserError(f"{published}: convert it first: {command_for('imagenet-segmentation', published)}")
     folder = locate(root, layout, ("images", "masks"))
     labels, found = imagenet_labels(), class_folders(folder / "images")
     others = [wnid for wnid in found if wnid not in labels]
-    if not found or not all(wnid[0] == "n" and wnid[1:].isdecimal() for wnid in found):
+    if not found or not all(wnid == NO_CLASS or (wnid[0] == "n" and wnid[1:].isdecimal()) for wnid in found):
         raise wrong_folder(folder / "images", layout, "a folder for each class, named by its wnid (n01440764)")
     label_of = labels | {wnid: 1000 + place for place, wnid in enumerate(others)}
     folders = [Folder(f"images/{wnid}", label_of[wnid], TEST) for wnid in found]
-    notes = [f"{len(others)} classes are not among ImageNet's 1,000: no model of those can be right"] if others else []
+    purpose = "so these data are for measuring masks, not answers"
+    notes = [f"{len(others)} classes are not among ImageNet's 1,000, {purpose}"] if others else []
+    if NO_CLASS in others:
+        notes = [f"the class of some pictures is unknown, {purpose}"]
     rows = rows_of_folders("imagenet-segmentation", folder, (*_names(), *others), folders, notes)
     masks = [f"masks/{image.partition('/')[2].rpartition('.')[0]}.png" for image in rows.images]
     lacking = [mask for mask, there in zip(masks, present(folder, masks), strict=True) if not there]

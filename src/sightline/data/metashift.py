@@ -24,6 +24,7 @@ INDOOR_OUTDOOR = {
 SPLIT_NUMBERS = {"train": TRAIN, "test": TEST}
 ANIMALS = ("bear", "bird", "cow", "elephant", "giraffe", "horse", "sheep", "zebra")
 CANDIDATES = "full-candidate-subsets"
+GROUPS = "imageID_to_group"
 PICTURES = ("images", "allImages/images")
 SMALLEST = 25  # pictures in a subset, MetaShift's own default
 
@@ -57,17 +58,19 @@ def read_metashift_indoor_outdoor(root: Path) -> Rows:
     return rows_of_folders("metashift-indoor-outdoor", folder, CATS_AND_DOGS, folders, [NO_VAL])
 
 
-def read_metashift_animals(root: Path, seed: int = 0) -> Rows:
+def read_metashift_animals(root: Path, seed: int | str = 0) -> Rows:
     """Eight animals, tested in contexts they were not trained in; which context is whose is drawn from the seed.
 
     A picture in several contexts makes several rows. No training picture is in any test context.
     """
+    if not str(seed).isdecimal():
+        raise UserError(f"{seed}: no seed of MetaShift Animals; expected a number, as in metashift-animals:3")
     needs_it = f"{CANDIDATES}.json and pictures as images/ID.jpg"
     subsets = _candidates(root, needs_it)
     pictures_in = next((path for path in PICTURES if (root / path).is_dir()), None)
     if pictures_in is None:
         raise wrong_folder(root, "MetaShift Animals", needs_it)
-    contexts = _divide(root, subsets, np.random.default_rng(seed))
+    contexts = _divide(root, subsets, np.random.default_rng(int(seed)))
     tested = {picture for split, name in contexts if split == TEST for picture in subsets[name]}
     folders, dropped = [], 0
     for split, name in contexts:
@@ -106,8 +109,8 @@ def _contexts(folder: Path, scheme: dict, layout: str, folder_of: dict[str, str]
 def _without_context_folders(folder: Path, test: str) -> list[Folder]:
     """Pictures right in train/cat: this split's by their place, unless imageID_to_group says they are mixed."""
     group_of: dict = {}
-    if any((folder / f"imageID_to_group.{ending}").exists() for ending in ("json", "pkl")):
-        group_of = read_converted(folder, "imageID_to_group")
+    if any((folder / f"{GROUPS}.{ending}").exists() for ending in ("json", "pkl")):
+        group_of = read_converted(folder, GROUPS, "metashift-indoor-outdoor")
     folders = []
     for split, name in (("train", "train"), ("test", test)):
         for label, pet in enumerate(CATS_AND_DOGS):
@@ -116,7 +119,7 @@ def _without_context_folders(folder: Path, test: str) -> list[Folder]:
                 told = group_of.get(Path(file).stem, [f"{pet}({context})"])
                 if f"{pet}({context})" not in told:
                     raise UserError(
-                        f"{folder / path / file}: is {told[0]} by imageID_to_group.json, so this is the mixed variant "
+                        f"{folder / path / file}: is {told[0]} by {GROUPS}.json, so this is the mixed variant "
                         f"(MetaShift-subpopulation-shift); expected only {pet}({context}) in {path}"
                     )
             folders.append(Folder(path, label, SPLIT_NUMBERS[split], context))
@@ -128,7 +131,7 @@ def _candidates(root: Path, expected: str) -> dict[str, list[str]]:
     if not any((root / f"{CANDIDATES}.{ending}").exists() for ending in ("json", "pkl")):
         raise wrong_folder(root, "MetaShift Animals", expected)
     subsets = {}
-    for name, ids in read_converted(root, CANDIDATES).items():
+    for name, ids in read_converted(root, CANDIDATES, "metashift-animals").items():
         if _parsed(name)[0] not in ANIMALS:
             continue
         if not isinstance(ids, list) or not all(isinstance(picture, str) for picture in ids):

@@ -1,7 +1,5 @@
 """Published pickles to JSON, without running anything that is in them.
 
-python -m sightline.data.pickles cxr_tube_dict.pkl cxr_tube_dict.json
-
 Opening a pickle normally can run any program. Here only plain values are let through: None, bool, int, float, str, and
 list, tuple, dict, set, frozenset of them (a defaultdict becomes a dict). Whatever else it names is refused, unopened.
 In the JSON a tuple is a list, a set is a sorted list, and a key that is not a string is written as one:
@@ -10,11 +8,10 @@ In the JSON a tuple is a list, a set is a sorted list, and a key that is not a s
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import pickle
-import sys
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +57,16 @@ def pickle_to_json(path: Path | str, out: Path | str) -> None:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
 
 
-def read_converted(root: Path, stem: str) -> dict[str, Any]:
+def command_for(layout: str, path: Path) -> str:
+    """What to type, for data that must be converted before they can be read."""
+    return f"`sightline convert {layout} {shlex.quote(str(path))}`"
+
+
+def read_converted(root: Path, stem: str, layout: str) -> dict[str, Any]:
     """`stem.json` in `root`; where only the pickle is there, an error that says how to convert it."""
     file, original = root / f"{stem}.json", root / f"{stem}.pkl"
     if not file.exists() and original.exists():
-        raise UserError(f"{original}: convert it first: python -m sightline.data.pickles {original} {file}")
+        raise UserError(f"{original}: convert it first: {command_for(layout, root)}")
     found = read_json(file)
     if not isinstance(found, dict):
         raise UserError(f"{file}: expected an object ({{...}}) made from {stem}.pkl, found {type(found).__name__}")
@@ -106,20 +108,3 @@ def _key(key: Any) -> str:
     if key is None or isinstance(key, (bool, int, float, str)):
         return str(key)
     raise TypeError(f"a key of type {type(key).__name__}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m sightline.data.pickles", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("pickle", type=Path)
-    parser.add_argument("json", type=Path)
-    arguments = parser.parse_args()
-    try:
-        pickle_to_json(arguments.pickle, arguments.json)
-    except UserError as error:
-        sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

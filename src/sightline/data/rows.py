@@ -2,7 +2,7 @@
 
     rows = read_rows("photos")                       # photos/cat/1.jpg, or photos/train/cat/1.jpg
     rows = read_rows("photos/rows.csv")              # columns image, label; perhaps group, mask, box, split
-    rows = read_rows("CUB_200_2011", layout="cub")   # as published
+    rows = read_rows("CUB_200_2011", layout="cub")   # as published, perhaps with an option (imagenet9:mixed_rand)
 
 What had to be decided while reading is said in `rows.notes`.
 """
@@ -10,7 +10,6 @@ What had to be decided while reading is said in `rows.notes`.
 from __future__ import annotations
 
 import csv
-import importlib
 import os
 from array import array
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
+from .layouts import LAYOUTS as LAYOUTS
+from .layouts import reader_of
 from .stamps import fingerprint as fingerprint
 from .table import Table, Words, first_of, read_table
 
@@ -27,31 +28,6 @@ SPLITS = ("train", "val", "test")
 TRAIN, VAL, TEST = range(3)
 SPLIT_WORDS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 SHARE = 0.15  # of the rows, for each split that has to be made
-
-LAYOUTS = {
-    "celeba": "celeba:read_celeba",
-    "cub": "cub:read_cub",
-    "imagenet": "imagenet:read_imagenet",
-    "imagenet-a": "imagenet:read_imagenet_a",
-    "imagenet-r": "imagenet:read_imagenet_r",
-    "imagenet-s": "imagenet:read_imagenet_s",
-    "imagenet-segmentation": "imagenet:read_imagenet_segmentation",
-    "imagenet-sketch": "imagenet:read_imagenet_sketch",
-    "imagenet-v2": "imagenet:read_imagenet_v2",
-    "imagenet9": "imagenet:read_imagenet9",
-    "metashift-animals": "metashift:read_metashift_animals",
-    "metashift-disc": "metashift:read_metashift_disc",
-    "metashift-indoor-outdoor": "metashift:read_metashift_indoor_outdoor",
-    "objectnet": "imagenet:read_objectnet",
-    "si-score-location": "imagenet:read_si_score_location",
-    "si-score-rotation": "imagenet:read_si_score_rotation",
-    "si-score-size": "imagenet:read_si_score_size",
-    "siim": "siim:read_siim",
-    "spawrious-m2m": "spawrious:read_spawrious_m2m",
-    "spawrious-o2o": "spawrious:read_spawrious_o2o",
-    "waterbird200": "cub:read_waterbird200",
-    "waterbirds": "waterbirds:read_waterbirds",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,13 +94,10 @@ def read_rows(path: Path | str, *, layout: str | None = None, seed: int = 0, who
     Rows that come without splits are divided; with `whole` they are all for testing, by a model trained elsewhere.
     """
     path = Path(path).expanduser()
-    if layout is not None and layout not in LAYOUTS:
-        raise UserError(f"{layout}: no such layout. Known layouts: {', '.join(LAYOUTS)}")
+    read = None if layout is None else reader_of(layout)
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
-    if layout is not None:
-        module, function = LAYOUTS[layout].split(":")
-        read = getattr(importlib.import_module(f".{module}", __package__), function)
+    if read is not None:
         return complete_splits(read(path), seed=seed)
     if path.suffix.lower() == ".csv" or (path / "rows.csv").is_file():
         return read_csv(path, seed=seed, whole=whole)

@@ -1,7 +1,8 @@
 """SIIM-ACR chest radiographs: is there a pneumothorax? Who is treated for one has a chest tube, and models find that.
 
 Read as on Kaggle (train-rle.csv, dicom-images-train, with cxr_tube_dict.json beside them), or as prepared for iFAM
-(train_set, full_test_set, robust_test_set, non_robust_test_set). The tubes are published as a pickle: see pickles.py.
+(train_set, full_test_set, robust_test_set, non_robust_test_set). The tubes are published as a pickle, the masks as
+runs of pixels: `sightline convert siim` makes JSON and pictures of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from PIL import Image
 
 from ..errors import UserError
 from .cub import NO_VAL, Folder, locate, pictures, present, read_columns, rows_of_folders, save_mask, wrong_folder
-from .pickles import read_converted
+from .pickles import command_for, read_converted
 from .rows import TEST, TRAIN, Rows
 
 CLASSES = ("no pneumothorax", "pneumothorax")
@@ -38,10 +39,12 @@ def read_siim(root: Path) -> Rows:
     masks = [f"{MASKS}/{Path(image).stem}.png" for image in rows.images]
     there = present(root, masks)
     if any(there):
-        return replace(rows, masks=[mask if found else "" for mask, found in zip(masks, there, strict=True)])
-    return replace(
-        rows, notes=(*rows.notes, f"no masks: no folder {MASKS}; sightline.data.siim.write_masks makes it from {TABLE}")
-    )
+        lacking = len(there) - sum(there)
+        notes = (*rows.notes, f"{lacking:,} pictures have no mask") if lacking else rows.notes
+        masks = [mask if found else "" for mask, found in zip(masks, there, strict=True)]
+        return replace(rows, masks=masks, notes=notes)
+    how = command_for("siim", root)
+    return replace(rows, notes=(*rows.notes, f"no masks: no folder {MASKS}; make it from {TABLE}: {how}"))
 
 
 def _read_prepared(root: Path) -> Rows:
@@ -65,8 +68,9 @@ def _read_prepared(root: Path) -> Rows:
 def _read_kaggle(root: Path) -> Rows:
     locate(root, "SIIM-ACR", (TABLE, DICOMS))
     if not any((root / f"{TUBES}.{ending}").exists() for ending in ("json", "pkl")):
-        raise UserError(f"{root}: no {TUBES}.json, which says what the test split is; it is made from {TUBES}.pkl")
-    tubes = read_converted(root, TUBES)
+        how = f"put {TUBES}.pkl there, and convert it: {command_for('siim', root)}"
+        raise UserError(f"{root}: no {TUBES}.json, which says what the test split is; {how}")
+    tubes = read_converted(root, TUBES, "siim")
     if not all(value in (0, 1) for value in tubes.values()):
         raise UserError(f"{root / TUBES}.json: expected true or false for each picture")
     found = {path.stem: path.relative_to(root) for path in sorted((root / DICOMS).glob("*/*/*.dcm"))}

@@ -87,24 +87,24 @@ def make_toy(
     seed: int = 0,
     correlation: float = 0.95,
     displacement: float = 0.15,
-    labels: Tensor | None = None,
-    places: Tensor | None = None,
-) -> Toy:
+    labels: Tensor | None = None, places: Tensor | None = None, first: int = 0,
+) -> Toy:  # fmt: skip
     """Draw `count` pictures of `size` x `size` pixels; picture i is the same however many are drawn.
 
     `correlation` is the chance that the place is the label's own. `displacement` is how far from the centre a creature
     may sit, as a fraction of the size; it goes no further than the edge allows. Giving `labels` or `places` changes
-    nothing else: the same seed and label in another place is the same creature, pixel by pixel.
+    nothing else: the same seed and label in another place is the same creature, pixel by pixel. Those before number
+    `first`, a multiple of BLOCK, are left out.
     """
     _check(count, size, seed, correlation, displacement)
     for_labels, for_places = (_chance(np.random.default_rng((seed, stream)), count) for stream in (0, 1))
     labels = (for_labels < 0.5).long() if labels is None else _checked("labels", labels, count)
     places = labels ^ (for_places >= correlation) if places is None else _checked("places", places, count)
 
-    images = torch.empty(count, 3, size, size, dtype=torch.uint8)
-    parts = torch.empty(count, size, size, dtype=torch.uint8)
-    keypoints = torch.empty(count, len(PART_NAMES), 3)
-    for start in range(0, count, BLOCK):
+    images, parts = (torch.empty(count - first, *c, size, size, dtype=torch.uint8) for c in ((3,), ()))
+    keypoints = torch.empty(count - first, len(PART_NAMES), 3)
+    assert first % BLOCK == 0, "blocks are drawn whole"
+    for start in range(first, count, BLOCK):
         here = slice(start, start + BLOCK)
         for_scenery, for_creature = (np.random.default_rng((seed, stream, start)) for stream in (2, 3))
         scenery, creature = _Canvas(size, tone=1.0), _Canvas(size, tone=0.0)
@@ -112,8 +112,8 @@ def make_toy(
         _paint_creature(creature, scenery, labels[here], displacement, for_creature)
         creature.set_in(scenery)
         for kept, drawn in zip((images, parts, keypoints), creature.developed(), strict=True):
-            kept[here] = drawn[: count - start]
-    return Toy(images, labels, places, parts < BACKGROUND, parts, keypoints)
+            kept[start - first : start - first + BLOCK] = drawn[: count - start]
+    return Toy(images, labels[first:], places[first:], parts < BACKGROUND, parts, keypoints)
 
 
 def _check(count: int, size: int, seed: int, correlation: float, displacement: float) -> None:

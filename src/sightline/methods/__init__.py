@@ -6,14 +6,21 @@ import importlib
 from collections.abc import Callable
 
 # Name: the file; in it, `make_NAME` makes the method for some data, trained unless it learns
-# step by step, in the loop; `build_NAME` makes one to load weights into, from the ViT's configuration and the
-# settings that the run was begun with.
-FILES = {"erm": "erm", "probe": "probe"}
+# step by step, in the loop; `build_NAME` makes one to load weights into, from the ViT's configuration and what
+# run.json says.
+FILES = {
+    "erm": "erm",
+    "probe": "probe",
+    "pdiscoformer": "pdiscoformer",
+    "ifam": "ifam",
+    "early-mask": "given_mask",
+    "late-mask": "given_mask",
+}
 
 
 def maker_of(name: str) -> Callable:
-    return getattr(importlib.import_module(f".{FILES[name]}", __name__), f"make_{name}")
+    return getattr(importlib.import_module(f".{FILES[name]}", __name__), f"make_{name.replace('-', '_')}")
 
 
 def builder_of(name: str) -> Callable:
-    return getattr(importlib.import_module(f".{FILES[name]}", __name__), f"build_{name}")
+    return getattr(importlib.import_module(f".{FILES[name]}", __name__), f"build_{name.replace('-', '_')}")

@@ -32,3 +32,17 @@ class MaskedViT(nn.Module):
 
     def extra_repr(self) -> str:
         return f"hide={self.hide}"
+
+
+class SoftlyMaskedViT(nn.Module):
+    """iFAM's ablation: patches are weighed by the share of their likeliest part, never quite hidden, so not blind."""
+
+    def __init__(self, vit: ViT):
+        super().__init__()
+        assert vit.head is not None, "a predictor needs a head"
+        self.vit = vit
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        assert sight.parts is not None, "weights come from parts"
+        out = self.vit(images, sight.parts[:, :-1].amax(dim=1).float())
+        return Prediction(out.logits, sight, out.tokens)

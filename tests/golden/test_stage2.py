@@ -1,34 +1,12 @@
-"""The masked ViT against numbers that the published iFAM code produced (stage 2 only)."""
+"""The masked ViT against numbers that the published iFAM code produced."""
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+import torch.nn.functional as F
 
-from sightline.vit import ViTConfig
-from sightline.weights import load_backbone
+from sightline.where.parts import straight_through
 
-from .conftest import PLAIN, shared
-
-CONFIG = ViTConfig(
-    width=48, depth=3, heads=3, patch=14, grid=(6, 6), registers=4, layer_scale=1.0, head_norm=True, input=PLAIN
-)
-CLOSE = {"atol": 2e-5, "rtol": 1e-5}
-
-
-@pytest.fixture(scope="module")
-def stage2():
-    return load_backbone(shared("golden", "ifam_tiny.safetensors"), prefix="stage_2.", config=CONFIG)
-
-
-@pytest.fixture(scope="module")
-def inputs():
-    return load_file(shared("golden", "ifam_tiny.safetensors"))
-
-
-def golden(name: str):
-    with np.load(shared("golden", name)) as file:
-        return {key: torch.from_numpy(file[key]) for key in file.files}
+from .conftest import CLOSE, golden, gradients_agree
 
 
 @pytest.mark.parametrize("hide", ["removal", "mask"])
@@ -54,22 +32,18 @@ def test_soft_masks(stage2, inputs, case):
     torch.testing.assert_close(out.logits, expected[f"soft.{case}.logits"], **CLOSE)
     if case == "uniform_random":
         (out.logits * expected["soft.uniform_random.upstream_logits"]).sum().backward()
-        gradient = expected["soft.uniform_random.grad_mask"]
-        assert (weights.grad.flatten(1) - gradient).abs().max() <= 1e-5 * gradient.abs().max() + 1e-7
+        assert gradients_agree(weights.grad.flatten(1), expected["soft.uniform_random.grad_mask"])
 
 
 def test_straight_through_composed_with_weighted_attention(stage2, inputs):
     """Hard forward, gradient of the sum of foreground shares: iFAM's papers, and what its code never ran."""
     expected = golden("straight_through.npz")
     logits = expected["logits"].clone().requires_grad_()
-    shares = logits.softmax(dim=1)
-    foreground, background = shares[:, :-1], shares[:, -1]
-    hard = (foreground.max(dim=1).values >= background).float()
-    keep = hard + foreground.sum(dim=1) - foreground.sum(dim=1).detach()
+    keep = straight_through(logits)
     keep.retain_grad()
+    assert torch.equal(keep.flatten(1), expected["composed.mask"])
     out = stage2(inputs["inputs.images"], keep)
     torch.testing.assert_close(out.logits, expected["composed.stage2_logits"], **CLOSE)
-    torch.nn.functional.cross_entropy(out.logits, inputs["inputs.targets"]).backward()
-    for ours, name in ((keep.grad.flatten(1), "grad_mask"), (logits.grad, "grad_logits")):
-        gradient = expected[f"composed.{name}"]
-        assert (ours - gradient).abs().max() <= 1e-5 * gradient.abs().max() + 1e-7
+    F.cross_entropy(out.logits, inputs["inputs.targets"]).backward()
+    assert gradients_agree(keep.grad.flatten(1), expected["composed.grad_mask"])
+    assert gradients_agree(logits.grad, expected["composed.grad_logits"])

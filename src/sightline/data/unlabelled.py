@@ -1,0 +1,108 @@
+"""Pictures without classes as rows: a folder, nested as you like, or a CSV file with a column `image`."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import UserError
+from .rows import SPLIT_WORDS, TRAIN, VAL, Rows, read_rows
+
+WATCHED = 0.05  # of the pictures are held out to watch training by,
+MOST_WATCHED = 1024  # but no more than this
+
+
+def read_pictures(path: Path | str, *, layout: str | None = None, seed: int = 0) -> Rows:
+    """With their classes where they have any, otherwise without."""
+    path = Path(path).expanduser()
+    if layout is not None or not path.exists() or has_classes(path):
+        return read_rows(path, layout=layout, seed=seed)
+    return read_unlabelled(path, seed=seed)
+
+
+def has_classes(path: Path) -> bool:
+    """A CSV file with a column label, or folders that all hold pictures and nothing deeper, and none beside them."""
+    if (file := _table(path)) is not None:
+        return "label" in _header(file)
+    folders, loose = _inside(path)
+    if folders and not loose and all(name.lower() in SPLIT_WORDS for name in folders):
+        return all(has_classes(path / name) for name in folders)
+    inner = [_inside(path / name) for name in folders]
+    return len(folders) > 1 and not loose and all(files and not deeper for deeper, files in inner)
+
+
+def read_unlabelled(path: Path, *, seed: int = 0) -> Rows:
+    file = _table(path)
+    if file is None:
+        root, (images, masks) = path, (_pictures_below(path), None)
+    else:
+        root, (images, masks) = file.parent, _columns(file)
+    if len(images) < 2:
+        raise UserError(f"{path}: {len(images)} pictures; give at least two")
+    watched = min(MOST_WATCHED, max(1, round(WATCHED * len(images))))
+    splits = np.full(len(images), TRAIN, np.int8)
+    splits[np.random.default_rng((seed, VAL)).permutation(len(images))[:watched]] = VAL
+    notes = (
+        "no classes: neighbours of the same class cannot be counted",
+        f"{watched:,} of {len(images):,} pictures are held out to watch training by, seed {seed}",
+    )
+    name = path.resolve().stem if path.is_file() else path.resolve().name
+    return Rows(name, root, images, np.zeros(len(images), np.int64), ("picture",), splits, masks=masks, notes=notes)
+
+
+def _table(path: Path) -> Path | None:
+    if path.suffix.lower() == ".csv":
+        return path
+    return path / "rows.csv" if (path / "rows.csv").is_file() else None
+
+
+def _header(file: Path) -> list[str]:
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            return [name.strip().lower() for name in next(csv.reader(text), [])]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{file}: cannot be read ({error}); save it as CSV UTF-8") from error
+
+
+def _columns(file: Path) -> tuple[list[str], list[str] | None]:
+    names = _header(file)
+    if "image" not in names:
+        raise UserError(f"{file}:1: no column 'image' among {', '.join(names) or 'nothing'}; name the pictures in one")
+    images, masks = [], []
+    with file.open(newline="", encoding="utf-8-sig") as text:
+        reader = csv.reader(text)
+        next(reader)
+        for cells in filter(None, reader):
+            if len(cells) != len(names):
+                raise UserError(f"{file}:{reader.line_num}: {len(cells)} cells under {len(names)} columns")
+            row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
+            if not row["image"]:
+                raise UserError(f"{file}:{reader.line_num}: no image; give its path, relative to this file")
+            images.append(row["image"])
+            masks.append(row.get("mask", ""))
+    return images, masks if "mask" in names else None
+
+
+def _inside(folder: Path) -> tuple[list[str], list[str]]:
+    """Folders and pictures in a folder, sorted; hidden ones are not seen."""
+    from .images import SUFFIXES
+
+    try:
+        with os.scandir(folder) as entries:
+            seen = [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
+            folders = sorted(entry.name for entry in seen if entry.is_dir())
+            files = (entry.name for entry in seen if entry.is_file())
+            return folders, sorted(name for name in files if Path(name).suffix.lower() in SUFFIXES)
+    except NotADirectoryError:
+        raise UserError(f"{folder}: neither a .csv file nor a folder of pictures") from None
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read ({error.strerror})") from error
+
+
+def _pictures_below(root: Path, below: str = "") -> list[str]:
+    folders, files = _inside(root / below)
+    deeper = (picture for name in folders for picture in _pictures_below(root, f"{below}{name}/"))
+    return [f"{below}{name}" for name in files] + list(deeper)

@@ -1,0 +1,200 @@
+"""Early and late masking: the method is told where to look, by masks that people or other programs made.
+
+Early masking never sees the rest. Late masking sees everything and averages only what the mask shows, which is not the
+same, although it is the usual way. Masks are the data's own, files in a folder, or made once by `where/saliency.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import EarlyMask, LateMask
+from ..errors import UserError
+from ..lessons import Group, Learner, Lesson
+from ..sight import Look, Prediction, Sight
+from ..vit import Input, ViT, ViTConfig
+from ..what.masked import MaskedViT
+from ..what.pool import LateMask as LatelyMaskedViT
+from .erm import backbone_groups, note_backbone, open_backbone
+from .pdiscoformer import resembling
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from ..data.rows import Rows
+    from ..runs import Run
+
+
+@dataclass(frozen=True)
+class Given:
+    """Which masks, and what becomes of them."""
+
+    masks: str
+    at_least: float
+    pixels: bool
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> Given:
+        return cls(settings["masks"], settings["at_least"], settings["pixels"])
+
+    def sight(self, masks: Tensor, grid: tuple[int, int]) -> Sight:
+        return Sight.of_pixels(masks, grid, at_least=self.at_least, exact=self.pixels)
+
+
+Tell = Callable[["Rows"], "Rows"]  # gives the rows of a data set their masks
+
+
+class GivenMask(Learner):
+    """Told by masks where to look; it can look for itself only where a saliency method makes its masks."""
+
+    learns_from_masks = True
+
+    def __init__(self, what: MaskedViT | LatelyMaskedViT, how: Given, told: Tell | None, where: Look | None):
+        super().__init__()
+        self.what, self.how, self.told = what, how, told
+        self._where = (where,)  # hidden from torch: its weights are not this method's, not trained or saved with it
+
+    @property
+    def needs_masks(self) -> bool:
+        return self.told is not None
+
+    def given(self, rows: Rows) -> Rows:
+        return rows if self.told is None else self.told(rows)
+
+    def look(self, images: Tensor) -> Sight:
+        (where,) = self._where
+        if where is None:
+            raise UserError("this method is told where to look: it answers only for data that have masks")
+        if isinstance(where, nn.Module):
+            where.to(images.device)
+        return self.look_at(images, where.look(images).visible(tuple(images.shape[2:])))
+
+    def look_at(self, images: Tensor, masks: Tensor) -> Sight:
+        return self.how.sight(masks, self.what.vit.grid(images))
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        return self.what.judge(images, sight)
+
+    def maps(self, images: Tensor) -> dict[str, Tensor]:
+        (where,) = self._where
+        return {} if where is None else where.maps(images)
+
+    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+        assert lesson.masks is not None
+        sight = self.look_at(lesson.images, lesson.masks)
+        return {"loss": F.cross_entropy(self.what.judge(lesson.images, sight).logits.float(), lesson.labels)}
+
+    def parameter_groups(self, head_lr: float) -> list[Group]:
+        groups = backbone_groups(self.what.vit, head_lr)
+        if isinstance(self.what, LatelyMaskedViT):
+            weight, bias = self.what.head.parameters()
+            groups += [Group([weight], head_lr), Group([bias], head_lr, decay=False)]
+        return groups
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+def having_masks(rows: Rows) -> Rows:
+    if rows.masks is None:
+        raise UserError(f"{rows.name}: has no masks; give a mask column, or --masks FOLDER, found:BACKBONE, ...")
+    missing = [image for image, mask in zip(rows.images, rows.masks, strict=True) if not mask]
+    if missing:
+        raise UserError(f"{rows.name}: {len(missing):,} pictures have no mask, such as {missing[0]}")
+    return rows
+
+
+def with_masks(rows: Rows, folder: Path) -> Rows:
+    """The rows with masks from a folder: under the picture's path, whatever the suffix."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder of masks")
+    there = {p.relative_to(folder).with_suffix("").as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    masks, missing = [], []
+    for image in rows.images:
+        found = there.get(PurePosixPath(image).with_suffix("").as_posix())
+        masks.append("" if found is None else Path(os.path.relpath(found.resolve(), rows.root.resolve())).as_posix())
+        missing += [image] if found is None else []
+    if missing:
+        wanted = PurePosixPath(missing[0]).with_suffix(".png")
+        raise UserError(f"{folder}: no mask for {len(missing):,} pictures, such as {missing[0]} (wanted: {wanted})")
+    return replace(rows, masks=masks, notes=(*rows.notes, f"masks from {folder.name}"))
+
+
+def masks_there(masks: str) -> Tell:
+    return having_masks if masks == "data" else partial(with_masks, folder=Path(masks))
+
+
+def saliency(masks: str, seed: int = 0) -> Look | None:
+    """What makes masks of this name, or None for masks that are there already."""
+    kind, colon, of = masks.partition(":")
+    if not colon or kind not in ("found", "tokencut", "u2net"):
+        return None
+    from ..weights import load_backbone
+    from ..where.saliency import Found, TokenCut, U2Net
+
+    if kind == "u2net":
+        return U2Net(of)
+    return {"found": Found, "tokencut": TokenCut}[kind](load_backbone(of, seed=seed))
+
+
+# ---- making ----------------------------------------------------------------------------------------------------------
+
+
+def predictor(vit: ViT, settings: dict[str, Any], classes: int, *, late: bool) -> MaskedViT | LatelyMaskedViT:
+    bare = resembling(vit, replace(vit.config, classes=0 if late else classes), settings["seed"])
+    if settings["frozen"]:
+        bare.requires_grad_(False)
+        if bare.head is not None:
+            bare.head.requires_grad_(True)
+    if not late:
+        return MaskedViT(bare)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings["seed"])
+        return LatelyMaskedViT(bare, classes)
+
+
+def make_early_mask(
+    config: EarlyMask, rows: Rows, run: Run, accelerator: Accelerator, *, late: bool = False
+) -> tuple[nn.Module, Input]:
+    if not 0 < config.at_least <= 1:
+        raise UserError(f"--at-least {config.at_least}: a share above 0, at most 1")
+    if late and config.pixels:
+        raise UserError("--pixels: late masking sees every pixel; use early-mask")
+    vit, expects = open_backbone(config, 0)
+    where, told = saliency(config.masks, config.seed), masks_there(config.masks)
+    if where is not None:  # once for all epochs; they are moved along with their pictures
+        from ..where.mask_files import write_masks
+
+        home = config.cache or run.folder / "masks"
+        told = partial(
+            write_masks, where, expects=expects, folder=home, accelerator=accelerator, workers=config.workers
+        )
+    told(rows)  # so that what is missing is said now
+    if accelerator.is_main_process:
+        note_backbone(run, vit, expects, config)
+    what = predictor(vit, asdict(config), len(rows.classes), late=late)
+    return GivenMask(what, Given.of(asdict(config)), told, where), expects
+
+
+def make_late_mask(config: LateMask, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    return make_early_mask(config, rows, run, accelerator, late=True)
+
+
+def build_early_mask(vit_config: ViTConfig, facts: dict[str, Any], *, late: bool = False) -> nn.Module:
+    settings = facts["config"]
+    where = saliency(settings["masks"], settings["seed"])
+    what = predictor(ViT(vit_config), settings, len(facts["data"]["classes"]), late=late)
+    return GivenMask(what, Given.of(settings), None if where is not None else masks_there(settings["masks"]), where)
+
+
+def build_late_mask(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+    return build_early_mask(vit_config, facts, late=True)

@@ -1,0 +1,186 @@
+"""PDiscoFormer: parts are discovered, pooled and classified. Its maps are soft and late, so it is not blind."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import Pdiscoformer, Shaping
+from ..data.augment import Affine, random_affine
+from ..errors import UserError
+from ..lessons import Group, Learner, Lesson
+from ..sight import Prediction, Sight
+from ..vit import Input, ViT, ViTConfig
+from ..where.part_losses import shaping_losses
+from ..where.parts import PartDiscovery, Parts, freeze, hard_keep
+from .erm import backbone_groups, note_backbone, open_backbone
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from ..data.rows import Rows
+    from ..runs import Run
+
+
+@dataclass(frozen=True)
+class How:
+    """Settings, with the preset's word where nothing else was said."""
+
+    shaping: Shaping
+    classify_parts: float
+    prototype_lr: float
+    share_noise: bool
+    eval_noise: bool
+    mask_gradient: bool
+    soft: bool
+    mask_dropout: float | None  # None: that of the parts
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> How:
+        published = config["preset"] == "published"
+        said = {name: config.get(name) for name in ("share_noise", "eval_noise", "mask_gradient")}
+        preset = {"share_noise": not published, "eval_noise": published, "mask_gradient": not published}
+        shaping = Shaping(**config["shaping"])
+        shaping = replace(shaping, orthogonal=shaping.orthogonal or ("channels" if published else "parts"))
+        return cls(
+            shaping, config["classify_parts"], config["prototype_lr"], soft=config.get("soft", False),
+            mask_dropout=config.get("mask_dropout"),
+            **{name: preset[name] if value is None else value for name, value in said.items()},
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Draws:
+    """All that chance decides in a step."""
+
+    noise: Tensor  # [B, K+1, H, W], like the next two: of the maps,
+    noise_moved: Tensor  # of the maps of the moved images,
+    noise_mask: Tensor  # of the mask
+    affine: Affine  # how images are moved
+    keep_parts: Tensor  # bool [B, K]: the parts that answer
+    keep_masked: Tensor  # bool [B, K]: the parts that the second stage may see
+
+
+class PartLearner(Learner):
+    """What learns to discover parts, and perhaps something more from them."""
+
+    where: PartDiscovery
+
+    def __init__(self, where: PartDiscovery, how: How):
+        super().__init__()
+        self.where, self.how = where, how
+        # What no loss reaches must not be waited for by several processes.
+        where.head.requires_grad_(how.classify_parts > 0)
+        where.modulation.requires_grad_(how.classify_parts > 0 or how.shaping.orthogonality > 0)
+
+    def look(self, images: Tensor) -> Sight:
+        """Every patch that is more likely of a part than of the background."""
+        parts, scores = self.discover(images)
+        return Sight(keep=hard_keep(scores), parts=parts.shares)
+
+    def discover(self, images: Tensor) -> tuple[Parts, Tensor]:
+        """In evaluation: the parts, and the scores that decide what is kept. The same ones, without noise, unless the
+        published code is followed to the letter; and then at least with the same noise every time."""
+        if not self.how.eval_noise:
+            parts = self.where.discover(images)
+            return parts, parts.scores
+        generator = torch.Generator(images.device).manual_seed(0)
+        parts = self.where.discover(images, noise=self.where.draw_noise(images, generator))
+        if self.how.share_noise:
+            return parts, parts.scores
+        return parts, self.where.scores(parts.logits, self.where.draw_noise(images, generator))
+
+    def maps(self, images: Tensor) -> dict[str, Tensor]:
+        return self.where.maps(images)
+
+    def draw(self, lesson: Lesson) -> Draws:
+        where, images, (h, w) = self.where, lesson.images, lesson.images.shape[2:]
+        noise = where.draw_noise(images)
+        return Draws(
+            noise=noise,
+            affine=random_affine((h, w), seed=lesson.when.seed, step=lesson.when.number),
+            noise_moved=where.draw_noise(images),
+            noise_mask=noise if self.how.share_noise else where.draw_noise(images),
+            keep_parts=where.draw_keep_parts(images),
+            keep_masked=where.draw_keep_parts(images, self.how.mask_dropout),
+        )
+
+    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+        losses = self.losses(lesson.images, lesson.labels, self.draw(lesson))
+        return {"loss": torch.stack(list(losses.values())).sum()} | losses
+
+    def losses(self, images: Tensor, labels: Tensor, draws: Draws) -> dict[str, Tensor]:
+        return self.discovery(images, labels, draws)[1]
+
+    def discovery(self, images: Tensor, labels: Tensor, draws: Draws) -> tuple[Parts, dict[str, Tensor]]:
+        """The parts, and the losses that make them parts."""
+        where, how = self.where, self.how
+        parts, unwarped = where.discover(images, noise=draws.noise), None
+        if how.shaping.equivariance:
+            unwarped = where.discover_moved(images, draws.affine, noise=draws.noise_moved)
+        embeddings = where.embed(parts)
+        losses = shaping_losses(parts, embeddings, unwarped, how.shaping)
+        if how.classify_parts:
+            answer = F.cross_entropy(where.class_logits(embeddings, draws.keep_parts), labels)
+            losses["parts"] = how.classify_parts * answer
+        return parts, losses
+
+    def parameter_groups(self, head_lr: float) -> list[Group]:
+        return [*backbone_groups(self.where.vit, head_lr), *self.where.part_groups(head_lr, self.how.prototype_lr)]
+
+
+class PDiscoFormer(PartLearner):
+    """Answers from the parts' embeddings, which have seen everything."""
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        parts, _ = self.discover(images)
+        return Prediction(self.where.class_logits(self.where.embed(parts)), sight)
+
+
+def selector(vit: ViT, config: dict[str, Any], classes: int) -> PartDiscovery:
+    """Part discovery on this backbone, whose head is left behind."""
+    bare = resembling(vit, replace(vit.config, classes=0, registers=vit.config.registers * config["registers"]))
+    if not config["tune_selector"]:
+        freeze(bare)
+    return PartDiscovery(bare, config["parts"], classes, dropout=config["part_dropout"], seed=config["seed"])
+
+
+def resembling(vit: ViT, config: ViTConfig, seed: int = 0) -> ViT:
+    """Another ViT with the same weights, as far as it has them; a head is new."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        other = ViT(config)
+    own = other.state_dict()
+    same = {name: tensor for name, tensor in vit.state_dict().items() if name in own and not name.startswith("head.")}
+    other.load_state_dict(own | same)
+    other.origin = vit.origin
+    return other
+
+
+def refuse_hopeless_parts(config: Pdiscoformer) -> None:
+    for wrong, complaint in (
+        (config.parts < 1, f"--parts {config.parts}: must be at least 1"),
+        (not 0 <= config.part_dropout < 1, f"--part-dropout {config.part_dropout}: must be at least 0 and below 1"),
+    ):
+        if wrong:
+            raise UserError(complaint)
+    if config.accumulate > 1 and config.shaping.presence:
+        print("note: with --accumulate, every part has to be present in each piece of a batch, not only in the whole")
+
+
+def make_pdiscoformer(config: Pdiscoformer, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    refuse_hopeless_parts(config)
+    vit, expects = open_backbone(config, 0)
+    if accelerator.is_main_process:
+        note_backbone(run, vit, expects, config)
+    settings = asdict(config)
+    return PDiscoFormer(selector(vit, settings, len(rows.classes)), How.of(settings)), expects
+
+
+def build_pdiscoformer(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+    settings, classes = facts["config"], len(facts["data"]["classes"])
+    return PDiscoFormer(selector(ViT(vit_config), settings, classes), How.of(settings))

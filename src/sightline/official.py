@@ -1,0 +1,58 @@
+"""Published checkpoints of iFAM and PDiscoFormer as run folders, so that everything here works with them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from torch import nn
+
+from .checkpoint import save_tensors
+from .config import Ifam, Import, Pdiscoformer
+from .data.rows import read_rows
+from .errors import UserError
+from .methods.ifam import IFam
+from .methods.pdiscoformer import How, PDiscoFormer
+from .runs import begin
+from .vit import ViTConfig
+from .weights import existing_file, load_backbone, read_tensors
+from .what.masked import MaskedViT
+from .where.parts import load_official
+
+
+def load_published(
+    path: str | Path, *, like: str | None = None, config: ViTConfig | None = None, preset: str = "papers"
+) -> IFam | PDiscoFormer:
+    """A published model, in evaluation mode. `preset="published"` leaves the noise on, as its own code does."""
+    names = read_tensors(existing_file(str(path)))[0]
+    two_stages = any("stage_1." in name for name in names)
+    where = load_official(path, prefix="stage_1." if two_stages else "", like=like, config=config)
+    settings = Ifam if two_stages else Pdiscoformer
+    how = How.of(asdict(settings(Path(), preset=preset)))  # ty: ignore[invalid-argument-type]
+    if not two_stages:
+        return PDiscoFormer(where, how).eval()
+    seeing = load_backbone(path, prefix="stage_2.", config=replace(where.vit.config, head_norm=True))
+    return IFam(where, MaskedViT(seeing), how).eval()
+
+
+def import_published(command: Import) -> Path:
+    """A run folder from a published checkpoint and the data it is for, whose classes name its answers."""
+    model = load_published(command.file, like=command.like)
+    rows = read_rows(command.data, layout=command.layout)
+    classes = len(model.where.head.weight)
+    if classes != len(rows.classes):
+        raise UserError(f"{command.file}: answers with {classes} classes, and {command.data} has {len(rows.classes)}")
+    kind = Ifam if isinstance(model, IFam) else Pdiscoformer
+    parts, backbone = model.where.parts, command.like or Path(command.file).stem
+    settings = kind(command.data, backbone, command.out, command.layout, parts=parts, tune_selector=True)
+    run = begin(settings, rows)
+    size = command.size or model.where.vit.config.input.size[0]
+    config = model.where.vit.config
+    run.note(
+        vit=asdict(replace(config, input=replace(config.input, size=(size, size)))),
+        backbone={"file": Path(command.file).name},
+        selection={"metric": None, "on": None},
+        state="imported",
+    )
+    save_tensors(run.best, nn.Module.state_dict(model), {"imported": Path(command.file).name})
+    return run.folder

@@ -1,0 +1,89 @@
+"""`sightline pretrain`: pictures in, a backbone out. The learning itself is in methods/dino.py, the loop in train.py.
+
+sightline pretrain DATA --size nano                                            # one GPU, or the CPU
+accelerate launch --num_processes 8 -m sightline pretrain DATA --size s        # eight GPUs
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from .backbones import own_vit
+from .config import Pretrain
+from .data.rows import Rows
+from .data.unlabelled import read_pictures
+from .errors import UserError
+from .lessons import Desk
+from .methods.dino import Dino, geometry
+from .predict import make_accelerator
+from .train import begin_together, fit
+from .vit import ViT
+from .weights import save_backbone
+
+
+def pretrain(config: Pretrain) -> Path:
+    """The run folder, with the teacher's weights in backbone.safetensors."""
+    rows = read_pictures(config.data, layout=config.layout, seed=config.split_seed)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    accelerator = make_accelerator(config.device, config.precision)
+    refuse_hopeless(config, rows, accelerator.num_processes)
+    run = begin_together(config, rows, accelerator)
+    learner = new_learner(config)
+    expects = learner.teacher.vit.config.input
+    if accelerator.is_main_process:
+        run.note(vit=asdict(learner.teacher.vit.config))
+    config = replace(config, cache=config.cache or run.folder / "cache")
+    learner.config = config
+    learner = cast(Dino, fit(learner, Desk(rows, run, accelerator, expects), config))
+    if accelerator.is_main_process:
+        save_backbone(learner.teacher.vit, run.folder / "backbone.safetensors", torch.float16)
+        run.note(state="finished")
+    accelerator.wait_for_everyone()
+    return run.folder
+
+
+def new_learner(config: Pretrain) -> Dino:
+    """With random weights, drawn from the seed."""
+    patch, pixels, *_ = geometry(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return Dino(ViT(own_vit(config.size, patch, pixels, config.registers)), config)
+
+
+def refuse_hopeless(config: Pretrain, rows: Rows, processes: int) -> None:
+    """Settings that cannot work, said before anything is begun."""
+    patch, pixels, early, _ = geometry(config)
+    count = len(rows.where("train"))
+    batch = min(config.batch, count)
+    for split in ("train", "val"):
+        if not len(rows.where(split)):
+            raise UserError(f"{config.data}: no pictures in the split {split!r}; `sightline check` says more")
+    sides = {"pixels": pixels, "large": early.large, "small": early.small}
+    wrong = next((name for name, side in sides.items() if side < patch or side % patch), None)
+    complaints = [
+        (wrong is not None, f"--{wrong} {sides.get(wrong or '')}: must be a multiple of the patch, {patch}"),
+        (batch % (processes * config.accumulate) > 0,
+         f"--batch {batch}: must divide evenly among {processes} processes and {config.accumulate} parts; "
+         f"take {batch - batch % (processes * config.accumulate)}"),
+        (batch < 2 * processes * config.accumulate, f"--batch {batch}: each part needs two pictures to tell apart"),
+        (config.epochs < 1, f"--epochs {config.epochs}: must be at least 1"),
+        (not 0 <= config.warmup <= config.epochs, f"--warmup {config.warmup:g}: must lie between 0 and --epochs"),
+        (config.smalls < 0, f"--smalls {config.smalls}: must not be negative"),
+        (config.registers < 0, f"--registers {config.registers}: must not be negative"),
+        (config.prototypes < 2, f"--prototypes {config.prototypes}: must be at least 2"),
+        (config.examine_every < 1, f"--examine-every {config.examine_every}: must be at least 1"),
+        (not 0 <= config.momentum < 1, f"--momentum {config.momentum}: must lie between 0 and 1, such as 0.994"),
+        (not 0 <= config.finish <= 1, f"--finish {config.finish}: must lie between 0 and 1"),
+        (min(config.koleo, config.masked, config.lr, config.weight_decay, config.clip) < 0,
+         "--koleo, --masked, --lr, --weight-decay and --clip must not be negative"),
+    ]  # fmt: skip
+    for is_wrong, complaint in complaints:
+        if is_wrong:
+            raise UserError(complaint)

@@ -1,0 +1,261 @@
+"""Part discovery: every patch goes to one of K parts or to the background (PDiscoFormer; iFAM's first stage).
+
+    stage1 = PartDiscovery(vit, parts=4, classes=200)
+    parts = stage1.discover(images)                                      # evaluation: no noise
+    parts = stage1.discover(images, noise=stage1.draw_noise(images))     # training
+    embeddings = stage1.embed(parts)                                     # [B, D, K+1]
+    logits = stage1.class_logits(embeddings)                             # [B, C]: PDiscoFormer's answer
+    keep = straight_through(parts.scores)                                # [B, H, W]: what iFAM's second stage may see
+
+Randomness is always given from outside: noise [B, K+1, H, W] and `keep_parts`, bool [B, K]. All of this is computed in
+float32, also under autocast: a patch's part must not depend on rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..data.augment import Affine, unwarp, warp
+from ..errors import UserError
+from ..key_names import WRAPPERS, to_our_names
+from ..lessons import Group
+from ..sight import Sight
+from ..vit import ViT, ViTConfig
+from ..weights import Origin, config_for, existing_file, fit, read_tensors, shape_of
+
+TOKENS = ("cls_token", "reg_token", "pos_embed")
+OFFICIAL = {  # names in the published files of PDiscoFormer and, under `stage_1.`, of iFAM
+    "fc_landmarks.weight": "prototypes",
+    "modulation.weight": "modulation.weight",
+    "modulation.bias": "modulation.bias",
+    "fc_class_landmarks.weight": "head.weight",
+}
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def in_full_precision(function: Function) -> Function:
+    """Autocast is off inside, and its tensors are float32 or wider."""
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value.to(torch.promote_types(value.dtype, torch.float32))
+        return value
+
+    @wraps(function)
+    def wrapped(*given: Any, **named: Any) -> Any:
+        device = next(value.device.type for value in (*given, *named.values()) if isinstance(value, Tensor))
+        with torch.autocast(device, enabled=False):
+            return function(*map(widen, given), **{name: widen(value) for name, value in named.items()})
+
+    return cast(Function, wrapped)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What was discovered in B images; background last."""
+
+    features: Tensor  # [B, D, H, W]: the patches after the final norm
+    logits: Tensor  # [B, K+1, H, W]: minus the squared distance to every prototype
+    scores: Tensor  # [B, K+1, H, W]: logits, with noise, by the temperature
+    shares: Tensor  # [B, K+1, H, W]: their softmax, the part maps A
+
+
+class PartDiscovery(nn.Module):
+    """A ViT's patches against K+1 learned prototypes, and one head for all parts."""
+
+    def __init__(
+        self, vit: ViT, parts: int, classes: int, *, dropout: float = 0.3, temperature: float = 1.0, seed: int = 0
+    ):
+        super().__init__()
+        if vit.head is not None:
+            raise ValueError("part discovery has its own head: build the ViT with classes=0")
+        if parts < 1 or not 0 <= dropout < 1 or not temperature > 0:
+            raise ValueError(f"no part discovery with {parts} parts, dropout {dropout}, temperature {temperature}")
+        self.vit, self.dropout, self.temperature = vit, dropout, temperature
+        D, generator = vit.config.width, torch.Generator().manual_seed(seed)
+        self.prototypes = nn.Parameter(torch.empty(parts + 1, D).uniform_(-(D**-0.5), D**-0.5, generator=generator))
+        self.modulation = nn.LayerNorm([D, parts + 1])
+        self.head = nn.utils.skip_init(nn.Linear, D, classes, bias=False)
+        nn.init.trunc_normal_(self.head.weight, std=0.02, generator=generator)
+
+    def extra_repr(self) -> str:
+        return f"parts={self.parts}, dropout={self.dropout}, temperature={self.temperature}"
+
+    @property
+    def parts(self) -> int:
+        return len(self.prototypes) - 1
+
+    def discover(self, images: Tensor, *, noise: Tensor | None = None) -> Parts:
+        """Which part every patch belongs to; training gives Gumbel noise (`draw_noise`), evaluation none."""
+        return self._discovered(self.vit(images).feature_map, noise)
+
+    def discover_moved(self, images: Tensor, affine: Affine, *, noise: Tensor | None = None) -> Tensor:
+        """[B, K+1, H, W]: the shares found in images that were moved, put back in place. For equivariance."""
+        mean = self.vit.mean  # of normalised images it is zero, the warp's fill
+        moved = warp(images - mean, affine) + mean
+        return unwarp(self.discover(moved, noise=noise).shares, affine, (images.shape[-2], images.shape[-1]))
+
+    @in_full_precision
+    def _discovered(self, features: Tensor, noise: Tensor | None) -> Parts:
+        squares = features.square().sum(dim=1, keepdim=True), self.prototypes.square().sum(dim=1)[:, None, None]
+        logits = 2 * self.inner_products(features) - squares[0] - squares[1]
+        scores = self.scores(logits, noise)
+        return Parts(features, logits, scores, scores.softmax(dim=1))
+
+    @in_full_precision
+    def inner_products(self, features: Tensor) -> Tensor:
+        """[B, K+1, H, W]. A plain matrix product: convolutions may be rounded to TF32."""
+        return torch.einsum("bdhw,kd->bkhw", features, self.prototypes)
+
+    @in_full_precision
+    def scores(self, logits: Tensor, noise: Tensor | None = None) -> Tensor:
+        """[B, K+1, H, W]: for another draw of noise than that of `discover`."""
+        return (logits if noise is None else logits + noise) / self.temperature
+
+    def embed(self, parts: Parts) -> Tensor:
+        """[B, D, K+1]: pooled, then one LayerNorm over both D and K+1 (PDiscoFormer's modulation)."""
+        return self.modulation(pool(parts.features, parts.shares))  # which autocast leaves alone
+
+    @in_full_precision
+    def part_scores(self, embeddings: Tensor, keep_parts: Tensor | None = None) -> Tensor:
+        """[B, C, K]: what each part says of each class; zero where dropped, the others scaled by 1 / (1 - dropout)."""
+        foreground = embeddings[:, :, :-1]
+        if keep_parts is not None:
+            foreground = foreground * keep_parts[:, None] / (1 - self.dropout)
+        return torch.einsum("bdk,cd->bck", foreground, self.head.weight)
+
+    def class_logits(self, embeddings: Tensor, keep_parts: Tensor | None = None) -> Tensor:
+        """[B, C]: the mean over all K parts, dropped or not."""
+        return self.part_scores(embeddings, keep_parts).mean(dim=2)
+
+    def draw_noise(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """[B, K+1, H, W]"""
+        return gumbel((len(images), self.parts + 1, *self.vit.grid(images)), images.device, generator)
+
+    def draw_keep_parts(
+        self, images: Tensor, rate: float | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """bool [B, K]: each part of each image is dropped at this rate, by default that of the classifier."""
+        rate = self.dropout if rate is None else rate
+        return torch.rand(len(images), self.parts, device=images.device, generator=generator) >= rate
+
+    def look(self, images: Tensor) -> Sight:
+        """Every patch that is more likely of a part than of the background."""
+        parts = self.discover(images)
+        return Sight(keep=hard_keep(parts.scores), parts=parts.shares)
+
+    def maps(self, images: Tensor) -> dict[str, Tensor]:
+        shares = self.discover(images).shares.unbind(dim=1)
+        return {f"part {k}": share for k, share in enumerate(shares[:-1])} | {"background": shares[-1]}
+
+    def part_groups(self, head_lr: float, prototype_lr: float) -> list[Group]:
+        """All that is not the ViT: only the head decays."""
+        groups = [
+            Group([self.prototypes], prototype_lr, decay=False),
+            Group(list(self.modulation.parameters()), head_lr, decay=False),
+            Group(list(self.head.parameters()), head_lr),
+        ]
+        return [replace(group, parameters=[p for p in group.parameters if p.requires_grad]) for group in groups]
+
+
+def freeze(vit: ViT, *, tokens: bool = False) -> None:
+    """Train nothing of the ViT but, unless these are frozen too, its CLS token, registers and positions."""
+    for name, parameter in vit.named_parameters():
+        parameter.requires_grad_(name in TOKENS and not tokens)
+
+
+@in_full_precision
+def pool(features: Tensor, shares: Tensor) -> Tensor:
+    """[B, D, K+1]: Σ share × feature / (H·W), so that a part's size shows in its length (PDiscoFormer)."""
+    return torch.einsum("bkhw,bdhw->bdk", shares, features) / (features.shape[2] * features.shape[3])
+
+
+# ---- what may be seen ------------------------------------------------------------------------------------------------
+
+
+def hard_keep(scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
+    """bool [B, H, W]: where a part that is not dropped scores no lower than the background.
+
+    Scores decide, not shares: where shares underflow to 0, the patches of a dropped part would tie, and stay.
+    """
+    return _surviving(scores, keep_parts, -torch.inf).amax(dim=1) >= scores[:, -1]
+
+
+def soft_keep(scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
+    """[B, H, W] in [0, 1]: the share of the likeliest part that is not dropped (iFAM's ablation)."""
+    return _surviving(scores.softmax(dim=1), keep_parts, 0.0).max(dim=1).values
+
+
+def straight_through(scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
+    """[B, H, W]: exactly `hard_keep`, with the gradient of the sum of the surviving parts' shares (iFAM, sec. 3.3)."""
+    shares = _surviving(scores.softmax(dim=1), keep_parts, 0.0).sum(dim=1)
+    return hard_keep(scores, keep_parts).to(shares.dtype) + (shares - shares.detach())
+
+
+def remove_parts(scores: Tensor, removed: Sequence[int]) -> Tensor:
+    """bool [B, H, W]: kept without these parts, whose patches become background and no other part's (iFAM, sec. 3.4).
+
+    Unlike part dropout, which lets another part take them over. Shares will do for scores.
+    """
+    background = scores.shape[1] - 1
+    if not all(0 <= part < background for part in removed):
+        raise UserError(f"parts {list(removed)}: there are {background}, from 0 to {background - 1}")
+    assigned = scores.argmax(dim=1)
+    return ~torch.isin(assigned, assigned.new_tensor([*removed, background]))
+
+
+def _surviving(values: Tensor, keep_parts: Tensor | None, instead: float) -> Tensor:
+    """[B, K, H, W]: without the background, and `instead` for what is dropped."""
+    foreground = values[:, :-1]
+    return foreground if keep_parts is None else foreground.masked_fill(~keep_parts[..., None, None], instead)
+
+
+def gumbel(
+    shape: Sequence[int], device: torch.device | str = "cpu", generator: torch.Generator | None = None
+) -> Tensor:
+    """Gumbel(0, 1) noise, always finite: a float32 draw may be exactly 0, whose logarithm is not."""
+    return -torch.empty(*shape, device=device).exponential_(generator=generator).clamp_min_(1e-8).log_()
+
+
+# ---- published weights -----------------------------------------------------------------------------------------------
+
+
+def from_official(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Published tensors of a first stage -> those of its ViT, and all others by our names."""
+    named = dict(tensors)
+    others = {ours: named.pop(theirs).float() for theirs, ours in OFFICIAL.items() if theirs in named}
+    if "prototypes" in others:
+        others["prototypes"] = others["prototypes"].flatten(1)  # theirs is a convolution's
+    return to_our_names(named), others
+
+
+def load_official(
+    path: str | Path, *, prefix: str = "", like: str | None = None, config: ViTConfig | None = None
+) -> PartDiscovery:
+    """A published PDiscoFormer, or with `prefix="stage_1."` the first stage of a published iFAM, in evaluation mode.
+
+    `like` and `config` say which ViT it is, as for `load_backbone`, where the file cannot tell.
+    """
+    path = existing_file(str(path))
+    tensors, metadata = read_tensors(path)
+    tensors = {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
+    backbone, others = from_official({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
+    missing = sorted(theirs for theirs, ours in OFFICIAL.items() if ours not in others)
+    if missing:
+        raise UserError(f"{path}: no part discovery under {prefix!r}: it lacks {', '.join(missing)}")
+    if config is None:
+        config = config_for(backbone, metadata, like, path)
+        config = replace(config, grid=(shape_of(backbone) or {}).get("grid", config.grid))  # as fine as it was trained
+    vit = fit(backbone, replace(config, classes=0, head_norm=False), path, None, seed=0)
+    vit.origin = Origin(like, path.name)
+    model = PartDiscovery(vit, len(others["prototypes"]) - 1, len(others["head.weight"]))
+    model.load_state_dict(others | {f"vit.{name}": tensor for name, tensor in vit.state_dict().items()})
+    return model.eval()

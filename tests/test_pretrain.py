@@ -1,0 +1,192 @@
+"""`sightline pretrain`: from pictures, with or without classes, to a backbone that loads."""
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sightline import backbones
+from sightline.cli import run
+from sightline.config import Pretrain
+from sightline.data.toyset import write_toy
+from sightline.data.unlabelled import has_classes, read_pictures
+from sightline.errors import UserError
+from sightline.pretrain import pretrain
+from sightline.weights import load_backbone
+
+FLAGS = ["--patch", "8", "--pixels", "32", "--large", "24", "--small", "16", "--smalls", "2", "--prototypes", "64"]
+FLAGS += ["--head-width", "32", "--batch", "16", "--epochs", "2", "--warmup", "1", "--workers", "0", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> Path:
+    return write_toy(tmp_path_factory.mktemp("toy"), train=48, val=24, test=8, size=32, correlation=0.5)
+
+
+@pytest.fixture
+def tiny(monkeypatch) -> None:
+    monkeypatch.setitem(backbones.SIZES, "nano", (32, 2, 2))
+
+
+def small(data: Path, out: Path, **changes) -> Pretrain:
+    settings = {"pixels": 32, "large": 24, "small": 16, "smalls": 2, "prototypes": 64, "head_width": 32, "batch": 16}
+    settings |= {"epochs": 2, "warmup": 1.0, "workers": 0, "device": "cpu", "finish": 0.5, "examine_every": 1}
+    return Pretrain(data=data, out=out, **settings | changes)
+
+
+def log_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_run_gives_a_backbone_that_explains_itself(toy, tmp_path, tiny):
+    folder = pretrain(small(toy, tmp_path / "run"))
+    vit = load_backbone(folder / "backbone.safetensors")
+    assert (vit.config.width, vit.config.patch, vit.config.registers) == (32, 8, 4)
+    assert vit.config.input.size == (32, 32)
+    kept = load_file(folder / "best.safetensors")
+    for name, tensor in vit.state_dict().items():
+        assert torch.equal(tensor, kept[f"teacher.vit.{name}"].half().float()), "the teacher, in half precision"
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts["state"] == "finished"
+    assert facts["selection"] == {"metric": None, "on": None}
+    for line in log_of(folder):
+        assert {"loss", "dino", "koleo", "knn", "mass", "hit", "mass_of_even", "entropy", "prototypes_used"} <= set(
+            line
+        )
+        assert 0 < line["entropy"] < 1
+        assert 1 < line["prototypes_used"] <= 64
+        assert line["mass_of_even"] == pytest.approx(log_of(folder)[0]["mass_of_even"])
+    assert list((folder / "cache").glob("decoded-*.bin"))
+
+
+def test_another_command_can_build_on_it(toy, tmp_path, tiny):
+    from sightline.config import Probe
+    from sightline.train import train
+
+    folder = pretrain(small(toy, tmp_path / "run", epochs=1))
+    probe = Probe(toy, str(folder / "backbone.safetensors"), tmp_path / "probe", device="cpu", workers=0, plain=True)
+    assert (train(probe) / "metrics.json").is_file()
+
+
+class Stop(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def stopped_after(count: int):
+    loop = importlib.import_module("sightline.train")
+    steps, real = [], loop.take_step
+
+    def interrupted(*arguments):
+        if len(steps) == count:
+            raise Stop
+        steps.append(1)
+        return real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "take_step", interrupted)
+        yield
+
+
+@pytest.mark.parametrize("changes", [{}, {"centring": "sinkhorn", "masked": 0.5}], ids=["mean", "all"])
+def test_an_interrupted_run_ends_with_the_same_bits(toy, tmp_path, tiny, changes):
+    """Three steps an epoch; stopped in the middle of the second."""
+    names = ("backbone.safetensors", "best.safetensors", "last.safetensors", "log.jsonl")
+    cache = tmp_path / "cache"
+    whole = pretrain(small(toy, tmp_path / "whole", cache=cache, **changes))
+    config = small(toy, tmp_path / "stopped", cache=cache, save_minutes=0.0, **changes)
+    with stopped_after(4), pytest.raises(Stop):
+        pretrain(config)
+    again = pretrain(replace(config, resume=True))
+    assert {name: (whole / name).read_bytes() for name in names} == {
+        name: (again / name).read_bytes() for name in names
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("centring", ["mean", "sinkhorn"])
+def test_two_processes_do_what_one_does(toy, tmp_path, centring):
+    pretrain(small(toy, tmp_path / "one", centring=centring, masked=0.5, finish=0.05, examine_every=5))
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "sightline", "pretrain"]
+    command = [*launcher, str(toy), "--out", str(tmp_path / "two"), "--centring", centring, "--masked", "0.5", *FLAGS]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr[-3000:]
+    for one, two in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
+        for name in ("loss", "dino", "koleo", "masked", "entropy", "mass", "prototypes_used"):
+            assert one[name] == pytest.approx(two[name], rel=1e-3), name
+    one, two = (load_file(tmp_path / out / "last.safetensors") for out in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], rtol=1e-2, atol=5e-4)
+
+
+def test_pictures_without_classes(toy, tmp_path, tiny, capsys):
+    """Nested, with some beside the folders; what cannot be measured then is said."""
+    data = tmp_path / "trap"
+    for number, picture in enumerate(sorted((toy / "train").iterdir())):
+        place = data / ("", "north/2021", "north/2022", "south")[number % 4]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / picture.name).write_bytes(picture.read_bytes())
+    assert run(small(data, tmp_path / "run", epochs=1)) == 0
+    (line,) = log_of(tmp_path / "run")
+    assert "knn" not in line
+    assert "mass" not in line
+    assert "entropy" in line
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no classes" in said
+    assert "2 of 48 pictures are held out" in said
+    load_backbone(tmp_path / "run" / "backbone.safetensors")
+
+
+def test_a_table_of_pictures_and_masks_alone(toy, tmp_path):
+    file = tmp_path / "list.csv"
+    lines = [f"{toy}/train/{i:05d}.png,{toy}/masks/train/{i:05d}.png" for i in range(40)]
+    file.write_text("\n".join(["image,mask", *lines]) + "\n")
+    rows = read_pictures(file)
+    assert (len(rows), rows.classes, len(rows.masks)) == (40, ("picture",), 40)
+    assert len(rows.where("val")) == 2
+    assert np.array_equal(rows.splits, read_pictures(file).splits)
+    file.write_text("image\na.png\n\n,\n")
+    with pytest.raises(UserError, match=r"list\.csv:4: 2 cells under 1 columns"):
+        read_pictures(file)
+    file.write_text("picture\na.png\n")
+    with pytest.raises(UserError, match="no column 'image' among picture"):
+        read_pictures(file)
+
+
+def test_classes_are_seen_where_there_are_any(toy, tmp_path):
+    assert has_classes(toy)
+    for folder in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (tmp_path / "photos" / folder).mkdir(parents=True)
+        (tmp_path / "photos" / folder / "1.png").write_bytes(b"")
+    assert has_classes(tmp_path / "photos")
+    (tmp_path / "photos" / "train" / "2.png").write_bytes(b"")
+    assert not has_classes(tmp_path / "photos")
+    assert len(read_pictures(tmp_path / "photos")) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"pixels": 36}, "--pixels 36: must be a multiple of the patch, 8"),
+        ({"small": 20}, "--small 20: must be a multiple"),
+        ({"batch": 15, "accumulate": 2}, "--batch 15: must divide evenly among 1 processes and 2 parts; take 14"),
+        ({"batch": 1}, "two pictures to tell apart"),
+        ({"warmup": 3.0}, "--warmup 3: must lie between 0 and --epochs"),
+        ({"momentum": 1.5}, "--momentum 1.5"),
+        ({"data": Path("nowhere")}, "nowhere: no such file or folder"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_begun(toy, tmp_path, changes, complaint):
+    with pytest.raises(UserError, match=complaint):
+        pretrain(replace(small(toy, tmp_path / "run"), **changes))
+    assert not (tmp_path / "run").exists()
