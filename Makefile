@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 
-.PHONY: demo test check format speed clean
+.PHONY: demo test check format speed backbone clean
 
 demo: $(STAMP)     ## the proof on the embedded pictures
 	$(BIN)/sightline demo
@@ -22,6 +22,16 @@ format: $(STAMP)
 
 speed: $(STAMP)    ## what hiding costs and saves, as ratios
 	$(BIN)/python benchmarks/speed.py
+
+# Reproduces the embedded weights, from pictures drawn here; wants a GPU. A run that was interrupted goes on.
+CORES := $(shell nproc 2>/dev/null || echo 4)
+
+runs/toy-60k/rows.csv: | $(STAMP)
+	$(BIN)/sightline toy runs/toy-60k --train 60000 --val 2048 --test 2048 --size 96 --correlation 0.5 --workers $(CORES)
+
+backbone: $(STAMP) runs/toy-60k/rows.csv
+	$(BIN)/sightline pretrain runs/toy-60k --size nano --out runs/sightline-nano --epochs 60 --warmup 5 --prototypes 4096 \
+	    --head-width 1024 --precision bf16 --compile --workers $(CORES) --resume
 
 # The constraints hold torch at one build; without them pip may fetch gigabytes of CUDA packages.
 $(STAMP): pyproject.toml constraints.txt

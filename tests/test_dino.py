@@ -157,10 +157,12 @@ def test_hidden_patches_are_as_many_for_all_and_painted_over():
 
 def test_mass_and_hit():
     masks = torch.zeros(1, 16, 16, dtype=torch.bool)
-    masks[0, :8, :12] = True  # all of the first cell, half of the second
-    attention = torch.tensor([[[0.1, 0.6], [0.3, 0.0]], [[0.2, 0.1], [0.7, 0.0]], [[1.0, 1.0], [1.0, 1.0]]])[None]
-    mass, hit = mass_and_hit(attention, masks)
-    assert torch.allclose(mass, torch.tensor([[0.4, 0.25, 0.375]]))
+    masks[0, :8, :12] = True
+    on, off, even = (torch.zeros(2, 2) for _ in range(3))
+    on[0, 0], off[1, 0], even[:] = 1.0, 1.0, 1.0
+    mass, hit = mass_and_hit(torch.stack([on, off, even])[None], masks)
+    assert mass[0, 2].item() == pytest.approx(8 * 12 / 256)
+    assert mass[0, 0] > 0.7 > 0.3 > mass[0, 1]
     assert hit[0, :2].tolist() == [1.0, 0.0]
 
 

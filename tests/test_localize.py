@@ -187,6 +187,9 @@ def test_a_figure_without_a_single_miss_has_an_interval_too():
     found = estimates({"hit x": np.ones((20, 2))}, resamples=500)["hit x"]
     assert found.value == found.high == 1
     assert 0.75 < found.low < 1
+    none = estimates({"hit x": np.tile([0.0, 1.0], (20, 1))}, resamples=500)["hit x"]
+    assert none.value == none.low == 0
+    assert none.high == pytest.approx(1 - found.low, abs=0.06)
 
 
 # ---- methods ---------------------------------------------------------------------------------------------------------
@@ -263,10 +266,10 @@ def test_a_method_told_by_other_masks_is_held_against_the_true_ones(rows, accele
     assert 0.02 < found.figures["pixel_iou"].value < 0.8
 
 
-def test_the_batch_does_not_matter_and_every_figure_says_how_sure_it_is(rows, accelerator):
+def test_neither_batch_nor_order_matters_and_every_figure_says_how_sure_it_is(rows, accelerator):
     one, other = (
-        localize(LeftHalf(), rows, rows.where("test"), EXPECTS, accelerator, resamples=100, batch=size)
-        for size in (24, 5)
+        localize(LeftHalf(), rows, indices, EXPECTS, accelerator, resamples=100, batch=size)
+        for indices, size in ((rows.where("test"), 24), (rows.where("test")[::-1], 5))
     )
     assert json.dumps(one.to_dict()) == json.dumps(other.to_dict())
     assert set(one.maps["left"]) == {"mass", "hit", "entropy"}

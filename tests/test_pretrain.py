@@ -20,6 +20,7 @@ from sightline.config import Pretrain
 from sightline.data.toyset import write_toy
 from sightline.data.unlabelled import has_classes, read_pictures
 from sightline.errors import UserError
+from sightline.load import load
 from sightline.pretrain import pretrain
 from sightline.weights import load_backbone
 
@@ -66,6 +67,8 @@ def test_a_run_gives_a_backbone_that_explains_itself(toy, tmp_path, tiny):
         assert 1 < line["prototypes_used"] <= 64
         assert line["mass_of_even"] == pytest.approx(log_of(folder)[0]["mass_of_even"])
     assert list((folder / "cache").glob("decoded-*.bin"))
+    with pytest.raises(UserError, match="made a backbone, not a classifier"):
+        load(folder)
 
 
 def test_another_command_can_build_on_it(toy, tmp_path, tiny):
@@ -172,6 +175,25 @@ def test_classes_are_seen_where_there_are_any(toy, tmp_path):
     (tmp_path / "photos" / "train" / "2.png").write_bytes(b"")
     assert not has_classes(tmp_path / "photos")
     assert len(read_pictures(tmp_path / "photos")) == 5
+
+
+def test_several_processes_draw_the_same_pictures(tmp_path):
+    for name, workers in (("one", 1), ("two", 2)):
+        write_toy(tmp_path / name, train=140, val=10, test=6, size=32, workers=workers)
+    one, two = (sorted(path for path in (tmp_path / name).rglob("*") if path.is_file()) for name in ("one", "two"))
+    assert len(one) == 2 * 156 + 1
+    for mine, theirs in zip(one, two, strict=True):
+        assert mine.name == theirs.name
+        assert mine.read_bytes() == theirs.read_bytes()
+
+
+def test_the_weights_kept_are_the_last(toy, tmp_path, tiny):
+    folder = pretrain(small(toy, tmp_path / "run", epochs=3, examine_every=2))
+    assert [line["last"] for line in log_of(folder)] == [0, 0, 1]
+    assert ["knn" in line for line in log_of(folder)] == [True, True, True]
+    best, last = (load_file(folder / f"{name}.safetensors") for name in ("best", "last"))
+    for name, tensor in best.items():
+        assert torch.equal(tensor, last[f"model.{name}"])
 
 
 @pytest.mark.parametrize(

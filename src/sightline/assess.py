@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from .answers import Answers
 from .audit.maps import as_seen, to_pictures
 from .checkpoint import save_text
 from .config import Compare, Evaluate, Predict
+from .cost import cost_on
 from .data.imagenet import IMAGENET9_CLASSES, imagenet_classes, imagenet_to_imagenet9
 from .data.images import find_images, read_image, to_tensor
 from .data.rows import Rows, fingerprint, read_rows
@@ -67,6 +68,8 @@ def assess(command: Evaluate) -> Path:
     if accelerator.is_main_process:
         answers.save_csv(folder / "predictions" / f"{command.split}.csv")
         content["splits"][command.split] = measure(answers, model.run).to_dict()
+        spent = cost_on(model.method, rows, indices, model.expects, accelerator.device)
+        content["cost"] = content.get("cost", {}) | {command.split: asdict(spent)}
         save_plainly(folder / "metrics.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     accelerator.wait_for_everyone()
     return folder

@@ -25,7 +25,7 @@ class Known:
 
 
 SIZES = {  # width, depth, heads
-    "nano": (160, 6, 5),
+    "nano": (128, 6, 4),
     "ti": (192, 12, 3),
     "s": (384, 12, 6),
     "b": (768, 12, 12),

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from .config import (
-    Backbones, Check, Compare, Convert, Data, Demo, EarlyMask, Erm, Evaluate, Ifam, Import, LateMask, Localize, Pdiscoformer,
-    Predict, Pretrain, Probe, Toy, Train, Verify,
+    A2, Backbones, CentreCrop, Check, Compare, Convert, Data, Demo, EarlyMask, Erm, Evaluate, Ifam, Import, LateMask,
+    Localize, Pdiscoformer, Predict, Pretrain, Probe, RandomCrop, Toy, Train, Verify,
 )  # fmt: skip
 from .errors import UserError
 
@@ -28,6 +28,9 @@ Command = (
     | Annotated[
         Annotated[Erm, sub("erm")]
         | Annotated[Probe, sub("probe")]
+        | Annotated[A2, sub("a2")]
+        | Annotated[CentreCrop, sub("centre-crop")]
+        | Annotated[RandomCrop, sub("random-crop")]
         | Annotated[Ifam, sub("ifam")]
         | Annotated[Pdiscoformer, sub("pdiscoformer")]
         | Annotated[EarlyMask, sub("early-mask")]
@@ -104,10 +107,11 @@ def pretrain(command: Pretrain) -> int:
     folder = run_pretraining(command)
     if _is_main_process():
         run = read_run(folder)
-        _print_notes(Console(highlight=False), run.facts["data"]["notes"])
         last = json.loads(run.log_file.read_text(encoding="utf-8").splitlines()[-1])
-        names = {"knn": "neighbours of the right class", "mass": "attention on the masks", "hit": "its peak on them"}
-        print("; ".join(f"{what} {last[name]:.1%}" for name, what in names.items() if name in last), end="\n" * ("mass" in last or "knn" in last))
+        words = {"knn": "neighbours of the right class", "mass": "attention on the masks", "hit": "its peak on them"}
+        if found := [f"{what} {last[name]:.1%}" for name, what in words.items() if name in last]:
+            print(", ".join(found))
+        _print_notes(Console(highlight=False), run.facts["data"]["notes"])
         print(f"The backbone is {folder / 'backbone.safetensors'}: give that to --backbone.")
     return 0
 
@@ -307,6 +311,7 @@ def _show_metrics(folder: Path, split: str) -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    from .cost import Cost
     from .metrics import Metrics, read_metrics
     from .runs import read_run
 
@@ -327,6 +332,8 @@ def _show_metrics(folder: Path, split: str) -> None:
     chosen = f"Weights selected by {content['selected_by']} on the {content['selected_on']} data."
     rule = chosen if selected else "Nothing was selected."
     console.print(f"[bold]{escape(metrics.headline())}[/]. {rule}", soft_wrap=True)
+    if shown in content.get("cost", {}):
+        console.print(Cost(**content["cost"][shown]).sentence, soft_wrap=True)
 
 
 def _print_notes(console: Console, notes: Iterable[str]) -> None:

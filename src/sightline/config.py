@@ -151,6 +151,74 @@ class Probe(Train):
 
 
 @dataclass(frozen=True)
+class CentreCrop(Probe):
+    """Logistic regression on the centre of every picture alone: what A² must beat."""
+
+    crop: tuple[str, ...] = ("4/7",)
+    """Side of the crop: a share of the picture's (0.5, 2/7) or pixels (64). Of several, validation data choose."""
+    size: int | None = None
+    """Side of the pictures that crops are cut from, in pixels; more than the backbone expects keeps more detail.
+    Crops are brought to what it expects, or to --size where that is less."""
+
+    method: ClassVar[str] = "centre-crop"
+
+    @property
+    def selects(self) -> str | None:
+        return None if self.plain and self.choices == 1 else self.select
+
+    @property
+    def choices(self) -> int:
+        """How many the validation data choose from."""
+        return len(self.crop)
+
+
+@dataclass(frozen=True)
+class RandomCrop(CentreCrop):
+    """Logistic regression on crops from anywhere, always the same of the same picture: what A² must beat."""
+
+    crop: tuple[str, ...] = ("2/7",)
+    """Sides of the crops: a share of the picture's (0.5, 2/7) or pixels (64), or several (64+32). Of several such
+    plans, validation data choose."""
+    crops: tuple[int, ...] = ()
+    """How many crops, without overlap; the last side named goes for all further ones. Of several numbers, validation
+    data choose. Default: as many as there are sides."""
+
+    method: ClassVar[str] = "random-crop"
+
+    @property
+    def choices(self) -> int:
+        return len(self.crop) * max(1, len(self.crops))
+
+
+@dataclass(frozen=True)
+class A2(RandomCrop):
+    """Logistic regression on the crops that a second, usually small, backbone attends to most (A²): blind to the rest.
+
+    --backbone says what it is, --where says where to look."""
+
+    where: str | None = None
+    """The backbone whose attention chooses the crops. Default: the same."""
+    layer: tuple[int, ...] = (-1,)
+    """The block to take it from: 0 is the first, -1 the last. Of several, validation data choose."""
+    heads: tuple[str, ...] = ("mean",)
+    """How its heads are joined: mean, entropy (sharp heads weigh more), lowest (the sharpest quarter), max, or the
+    number of a single head (from 0). Of several, validation data choose."""
+
+    method: ClassVar[str] = "a2"
+
+    @property
+    def choices(self) -> int:
+        return super().choices * len(self.layer) * len(self.heads)
+
+    @property
+    def folder(self) -> Path:
+        if self.out or self.where is None:
+            return super().folder
+        where, what = (Path(name).stem.replace(":", "-") for name in (self.where, self.backbone))
+        return Path("runs") / f"{self.data.stem}-{self.method}-{where}-{what}-{self.seed}"
+
+
+@dataclass(frozen=True)
 class Shaping:
     """How much each of the losses that shape the parts counts; 0 leaves it out. The defaults are the papers'."""
 
@@ -256,7 +324,7 @@ class Pretrain(Loop):
     data: Positional[Path]
     """A folder of pictures, nested as you like, or a CSV file with a column image; or a data set with classes."""
     size: Literal["nano", "ti", "s", "b"] = "nano"  # ty: ignore[incompatible-attribute-override]
-    """Of the model: 1.9, 5.5, 22 or 86 million parameters."""
+    """Of the model: 1.2, 5.4, 21 or 86 million parameters."""
     patch: int | None = None
     """Side of a patch in pixels. Default: 8 for nano, 16 for the others."""
     pixels: int | None = None
@@ -476,7 +544,7 @@ class Import:
     like: str | None = None
     """The known backbone it was made from, where the file cannot tell, such as dinov2-b14-reg."""
     size: int | None = None
-    """Side of the pictures in pixels. Default: what the backbone expects."""
+    """Side of the pictures in pixels. Default: what it was trained with, by the number of its positions."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .errors import UserError
 from .methods.ifam import IFam
 from .methods.pdiscoformer import How, PDiscoFormer
 from .runs import begin
-from .vit import ViTConfig
+from .vit import Input, ViTConfig
 from .weights import existing_file, load_backbone, read_tensors
 from .what.masked import MaskedViT
 from .where.parts import load_official
@@ -31,8 +31,19 @@ def load_published(
     how = How.of(asdict(settings(Path(), preset=preset)))  # ty: ignore[invalid-argument-type]
     if not two_stages:
         return PDiscoFormer(where, how).eval()
-    seeing = load_backbone(path, prefix="stage_2.", config=replace(where.vit.config, head_norm=True))
+    wrapped = next((name.partition("stage_2.")[0] for name in names if "stage_2." in name), "")
+    seeing = load_backbone(path, prefix=f"{wrapped}stage_2.", config=replace(where.vit.config, head_norm=True))
     return IFam(where, MaskedViT(seeing), how).eval()
+
+
+def as_tested(config: ViTConfig, command: Import) -> Input:
+    """How the published code brings pictures to size: to that of the positions, whole, but for ImageNet."""
+    height, width = (command.size or side * config.patch for side in config.grid)
+    if height % config.patch or width % config.patch:
+        near = max(1, height // config.patch) * config.patch
+        raise UserError(f"--size {height}: must be a multiple of the patch, {config.patch}, such as {near}")
+    expects = replace(config.input, size=(height, width))
+    return expects if (command.layout or "").startswith("imagenet") else replace(expects, crop=1.0, resample="bilinear")
 
 
 def import_published(command: Import) -> Path:
@@ -45,11 +56,10 @@ def import_published(command: Import) -> Path:
     kind = Ifam if isinstance(model, IFam) else Pdiscoformer
     parts, backbone = model.where.parts, command.like or Path(command.file).stem
     settings = kind(command.data, backbone, command.out, command.layout, parts=parts, tune_selector=True)
+    expects = as_tested(model.where.vit.config, command)
     run = begin(settings, rows)
-    size = command.size or model.where.vit.config.input.size[0]
-    config = model.where.vit.config
     run.note(
-        vit=asdict(replace(config, input=replace(config.input, size=(size, size)))),
+        vit=asdict(replace(model.where.vit.config, input=expects)),
         backbone={"file": Path(command.file).name},
         selection={"metric": None, "on": None},
         state="imported",

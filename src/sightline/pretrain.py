@@ -28,6 +28,7 @@ from .weights import save_backbone
 
 def pretrain(config: Pretrain) -> Path:
     """The run folder, with the teacher's weights in backbone.safetensors."""
+    config = replace(config, cache=config.cache or config.folder / "cache")
     rows = read_pictures(config.data, layout=config.layout, seed=config.split_seed)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -39,8 +40,6 @@ def pretrain(config: Pretrain) -> Path:
     expects = learner.teacher.vit.config.input
     if accelerator.is_main_process:
         run.note(vit=asdict(learner.teacher.vit.config))
-    config = replace(config, cache=config.cache or run.folder / "cache")
-    learner.config = config
     learner = cast(Dino, fit(learner, Desk(rows, run, accelerator, expects), config))
     if accelerator.is_main_process:
         save_backbone(learner.teacher.vit, run.folder / "backbone.safetensors", torch.float16)

@@ -1,62 +1,91 @@
-"""One whole step of iFAM's published training: maps, losses and the gradient of every parameter."""
+"""One whole step of iFAM's published training, by the method that users train: losses and every gradient."""
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
 import torch
-import torch.nn.functional as F
 
-from sightline.config import Shaping
+from sightline.config import Ifam
 from sightline.data.augment import Affine
-from sightline.where.part_losses import shaping_losses
-from sightline.where.parts import OFFICIAL, hard_keep, soft_keep
+from sightline.lessons import When
+from sightline.methods.ifam import IFam
+from sightline.methods.pdiscoformer import Draws, How
+from sightline.train import make_optimizer, set_rate
+from sightline.what.masked import MaskedViT
+from sightline.where.parts import OFFICIAL, soft_keep
 
+from ..conftest import shared
 from .conftest import CLOSE, LOSS, golden, gradients_agree
 
-
-def published_step(stage1, stage2, images, labels, draws):
-    """What the published trainer does: two draws of noise, hard masks without a gradient, channels decorrelated."""
-    angle, x, y, scale, *_ = draws["transform"].tolist()
-    parts = stage1.discover(images, noise=draws["gumbel_maps"])
-    moved = stage1.discover_moved(images, Affine(angle, x, y, scale), noise=draws["gumbel_maps_warped"])
-    embeddings = stage1.embed(parts)
-    scores = stage1.scores(parts.logits, draws["gumbel_mask"])
-    keep = hard_keep(scores, draws["keep_mask"])
-    logits = stage2(images, keep, hide="mask").logits
-    losses = shaping_losses(parts, embeddings, moved, Shaping(orthogonal="channels"))
-    losses["stage1"] = F.cross_entropy(stage1.class_logits(embeddings, draws["keep_classifier"]), labels)
-    losses["stage2"] = F.cross_entropy(logits, labels)
-    return parts, moved, embeddings, scores, keep, logits, losses
+PUBLISHED = Ifam(Path("data"), preset="published", head_lr=1e4, prototype_lr=1e3, lr=2.828e-6, epochs=90)
 
 
-def test_every_value_and_gradient(stage1, stage2, inputs):
-    expected = golden("train_step.npz")
-    images, labels = inputs["inputs.images"], inputs["inputs.targets"]
-    parts, _, embeddings, scores, keep, logits, losses = published_step(
-        stage1.train(), stage2.train(), images, labels, expected
+@pytest.fixture
+def model(stage1, stage2) -> IFam:
+    return IFam(stage1, MaskedViT(stage2), How.of(asdict(PUBLISHED))).train()
+
+
+@pytest.fixture
+def expected():
+    return golden("train_step.npz")
+
+
+@pytest.fixture
+def draws(expected) -> Draws:
+    angle, x, y, scale, *_ = expected["transform"].tolist()
+    return Draws(
+        noise=expected["gumbel_maps"],
+        noise_moved=expected["gumbel_maps_warped"],
+        noise_mask=expected["gumbel_mask"],
+        affine=Affine(angle, x, y, scale),
+        keep_parts=expected["keep_classifier"],
+        keep_masked=expected["keep_mask"],
     )
+
+
+def by_official_names(model: IFam) -> dict[str, torch.nn.Parameter]:
+    named = {f"stage_2.{name}": p for name, p in model.what.vit.named_parameters()}
+    named |= {f"stage_1.{name}": p for name, p in model.where.vit.named_parameters()}
+    return named | {f"stage_1.{theirs}": model.where.get_parameter(ours) for theirs, ours in OFFICIAL.items()}
+
+
+def test_what_the_step_computes_on_the_way(model, inputs, draws, expected):
+    images, labels = inputs["inputs.images"], inputs["inputs.targets"]
+    parts, _ = model.discovery(images, labels, draws)
+    embeddings = model.where.embed(parts)
     torch.testing.assert_close(parts.shares, expected["maps"], **CLOSE)
     torch.testing.assert_close(embeddings, expected["modulated"], **CLOSE)
-    ours = stage1.part_scores(embeddings, expected["keep_classifier"])
-    torch.testing.assert_close(ours, expected["part_scores"], **CLOSE)
+    scores = model.where.part_scores(embeddings, draws.keep_parts)
+    torch.testing.assert_close(scores, expected["part_scores"], **CLOSE)
+    keep = model.mask(parts, draws)
+    assert keep.dtype == torch.bool
     assert torch.equal(torch.stack([keep, ~keep], 1).float(), expected["mask_hard2"])
-    torch.testing.assert_close(soft_keep(scores, expected["keep_mask"]), expected["mask_soft2"][:, 0], **CLOSE)
-    torch.testing.assert_close(logits, expected["stage2_logits"], **CLOSE)
+    weights = soft_keep(model.where.scores(parts.logits, draws.noise_mask), draws.keep_masked)
+    torch.testing.assert_close(weights, expected["mask_soft2"][:, 0], **CLOSE)
+    torch.testing.assert_close(model.what.vit(images, keep).logits, expected["stage2_logits"], **CLOSE)
 
+
+def test_every_loss_and_gradient(model, inputs, draws, expected):
+    losses = model.losses(inputs["inputs.images"], inputs["inputs.targets"], draws)
+    total = torch.stack(list(losses.values())).sum()
     for theirs, value in {
-        "ce_stage1": losses["stage1"],
-        "ce_stage2": losses["stage2"],
+        "ce_stage1": losses["parts"],
+        "ce_stage2": losses["answer"],
         "total_variation": losses["total_variation"],
         "entropy": losses["entropy"],
         "equivariance": losses["equivariance"],
         "orthogonality_transposed": losses["orthogonality"],
         "presence_fg": losses["presence"],
         "presence_bg_unweighted": losses["background"] / 2,
-        "total_published": sum(losses.values()),
+        "total_published": total,
     }.items():
         torch.testing.assert_close(value, expected[f"loss.{theirs}"], **LOSS, msg=lambda m, name=theirs: f"{name}: {m}")
+    assert len(losses) == 8
 
-    sum(losses.values()).backward()
-    ours = {f"stage_2.{name}": p for name, p in stage2.named_parameters()}
-    ours |= {f"stage_1.{name}": p for name, p in stage1.vit.named_parameters() if p.requires_grad}
-    ours |= {f"stage_1.{theirs}": stage1.get_parameter(name) for theirs, name in OFFICIAL.items()}
+    total.backward()
+    ours = {name: p for name, p in by_official_names(model).items() if p.requires_grad}
     gradients = {name.removeprefix("grad."): g for name, g in expected.items() if name.startswith("grad.")}
     assert set(ours) == set(gradients)
     for name, gradient in gradients.items():
@@ -65,18 +94,59 @@ def test_every_value_and_gradient(stage1, stage2, inputs):
     torch.testing.assert_close(norm.double(), expected["grad_global_norm"], rtol=1e-5, atol=0)
 
 
-def test_the_moved_images_are_seen_as_published(stage1, inputs):
-    expected, losses = golden("train_step.npz"), golden("losses.npz")
-    warped = stage1.discover(losses["warp.images_warped"], noise=expected["gumbel_maps_warped"]).shares
-    torch.testing.assert_close(warped, expected["maps_warped"], **CLOSE)
+def test_the_moved_images_are_seen_as_published(stage1, expected):
+    warped = golden("losses.npz")["warp.images_warped"]
+    shares = stage1.discover(warped, noise=expected["gumbel_maps_warped"]).shares
+    torch.testing.assert_close(shares, expected["maps_warped"], **CLOSE)
 
 
-def test_parts_are_decorrelated_by_default(stage1, stage2, inputs):
-    expected = golden("train_step.npz")
-    parts, moved, embeddings, *_ = published_step(
-        stage1, stage2, inputs["inputs.images"], inputs["inputs.targets"], expected
-    )
-    ours = shaping_losses(parts, embeddings, moved, Shaping())
+def test_parts_are_decorrelated_by_default(stage1, stage2, inputs, draws, expected):
+    how = How.of(asdict(Ifam(Path("data"), share_noise=False)))
+    ours = IFam(stage1, MaskedViT(stage2), how).losses(inputs["inputs.images"], inputs["inputs.targets"], draws)
     torch.testing.assert_close(ours["orthogonality"], expected["loss.orthogonality_parts"], **LOSS)
-    other = expected["loss.total_with_parts_orthogonality"] - expected["loss.ce_stage1"] - expected["loss.ce_stage2"]
-    torch.testing.assert_close(sum(ours.values()), other, **LOSS)
+    total = torch.stack(list(ours.values())).sum()
+    torch.testing.assert_close(total, expected["loss.total_with_parts_orthogonality"], **LOSS)
+
+
+# ---- the optimiser ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def groups() -> dict:
+    return json.loads(shared("golden", "optimizer_groups.json").read_text())
+
+
+def test_rates_and_decay_of_every_parameter_are_the_published_ones(model, groups):
+    names = {id(p): name for name, p in by_official_names(model).items()}
+    ours = {
+        names[id(p)]: (group.lr, group.decay)
+        for group in model.parameter_groups(PUBLISHED.head_lr)
+        for p in group.parameters
+    }
+    theirs = {n: (p["lr_multiplier"], p["weight_decay"]) for n, p in groups["parameters"].items() if p["trainable"]}
+    assert ours == theirs
+
+
+def test_the_schedule_and_the_decay_are_the_published_ones(model, groups):
+    recipe = groups["recipe"]
+    steps = recipe["dataset_size"] // recipe["total_batch"]
+    batches = [None] * steps
+    optimizer = make_optimizer(model, PUBLISHED, Sized(batches, recipe["total_batch"]), torch.device("cpu"))
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.defaults["betas"] == tuple(recipe["betas"])
+    assert optimizer.defaults["eps"] == recipe["eps"]
+    decays = {group["weight_decay"] for group in optimizer.param_groups}
+    assert sorted(decays) == pytest.approx([0.0, groups["effective_weight_decay"]])
+    for epoch in range(recipe["epochs"]):
+        set_rate(optimizer, When(0, epoch, 0, recipe["epochs"], steps, torch.arange(0)), warmup=0.0)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert min(rates) == pytest.approx(groups["lr_per_epoch_backbone"][epoch], rel=1e-9)
+        assert max(rates) == pytest.approx(groups["lr_per_epoch_heads"][epoch], rel=1e-9)
+
+
+class Sized(list):
+    """As many batches as an epoch has, and how large they are."""
+
+    def __init__(self, batches: list, batch: int):
+        super().__init__(batches)
+        self.batch = batch

@@ -11,10 +11,14 @@ from collections.abc import Callable
 FILES = {
     "erm": "erm",
     "probe": "probe",
+    "a2": "a2",
+    "centre-crop": "a2",
+    "random-crop": "a2",
     "pdiscoformer": "pdiscoformer",
     "ifam": "ifam",
     "early-mask": "given_mask",
     "late-mask": "given_mask",
+    "pretrain": "dino",
 }
 
 

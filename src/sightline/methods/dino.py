@@ -11,7 +11,7 @@ import contextlib
 import copy
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from ..data.augment import uniforms
 from ..data.crops import MultiCrop
 from ..data.images import Canvas
+from ..errors import UserError
 from ..lessons import Group, Learner, Lesson, open_cache
+from ..overlap import map_columns
 from ..predict import answering_batches
-from ..sight import cell_share
-from ..vit import ViT
+from ..vit import ViT, ViTConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -96,38 +97,24 @@ class Dino(Learner):
     @torch.no_grad()
     def stepped(self, when: When) -> None:
         """The teacher follows, ever more slowly: its momentum rises to 1 by a cosine."""
-        inertia = (1 - self.config.momentum) * (math.cos(math.pi * when.progress) + 1) / 2
-        torch._foreach_lerp_(list(self.teacher.parameters()), list(self.student.parameters()), inertia)
+        share = (1 - self.config.momentum) * (1 + math.cos(math.pi * when.progress)) / 2
+        torch._foreach_lerp_(list(self.teacher.parameters()), list(self.student.parameters()), share)
         self.epochs_done.fill_(when.epoch + 1)
 
-    def parameter_groups(self, head_lr: float) -> list[Group]:
+    def parameter_groups(self, head_lr: float) -> list[Group]:  # noqa: ARG002 (all of it is new)
         """Matrices decay; biases, norms, tokens and positions do not."""
-        named = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
-        plain = [name.endswith(("_token", "pos_embed", "hidden_patch")) or p.ndim < 2 for name, p in named]
-        heads = [".head." in name for name, _ in named]
-        return [
-            Group(
-                [
-                    p
-                    for (_, p), is_plain, in_head in zip(named, plain, heads, strict=True)
-                    if (is_plain, in_head) == kind
-                ],
-                rate,
-                not kind[0],
-            )
-            for kind, rate in (
-                ((False, False), 1.0),
-                ((True, False), 1.0),
-                ((False, True), head_lr),
-                ((True, True), head_lr),
-            )
-        ]
+        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                single = name.endswith(("_token", "pos_embed", "hidden_patch")) or parameter.ndim < 2
+                groups[not single].append(parameter)
+        return [Group(parameters, decay=decay) for decay, parameters in groups.items()]
 
     def examine(self, exam: Batches, desk: Desk, select: str) -> dict[str, float]:
-        """Now and then how far the teacher has come; the score is the number of epochs, so that the last is kept."""
+        """Now and then how far the teacher has come. The score is 1 for the last epoch, which is the one to keep."""
         epoch = int(self.epochs_done)
         due = epoch % self.config.examine_every == 0 or epoch in (1, self.config.epochs)
-        return {select: float(epoch)} | (self.progress_report(exam.indices, desk) if due else {})
+        return {select: float(epoch == self.config.epochs)} | (self.progress_report(exam.indices, desk) if due else {})
 
     @torch.no_grad()
     def progress_report(self, indices: np.ndarray, desk: Desk) -> dict[str, float]:
@@ -232,6 +219,10 @@ class Prototypes(nn.Module):
         return F.linear(F.normalize(self.mlp(features), dim=-1, eps=1e-6), F.normalize(self.prototypes, dim=-1))
 
 
+def build_pretrain(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:  # noqa: ARG001 (as for every method)
+    raise UserError("this run made a backbone, not a classifier; train one with --backbone RUN/backbone.safetensors")
+
+
 def geometry(config: Pretrain) -> tuple[int, int, MultiCrop, MultiCrop]:
     """Patch, picture, the crops of most of the training, and those of its end, with large ones at full size."""
     patch = config.patch or (8 if config.size == "nano" else 16)
@@ -247,7 +238,7 @@ def geometry(config: Pretrain) -> tuple[int, int, MultiCrop, MultiCrop]:
 
 
 def hidden_patches(when: When, grid: int) -> Tensor:
-    """int64 [b, m]: patches in random patches' neighbourhoods, as many for every picture."""
+    """int64 [b, m]: where smoothed noise is highest, so that neighbours are hidden together."""
     count = round(MASKED_SHARE * grid**2)
     noise = uniforms(when.seed, -2 - when.epoch, when.places, grid**2).float().view(-1, 1, grid, grid)
     return F.avg_pool2d(noise, 3, 1, 1, count_include_pad=False).flatten(1).topk(count, dim=1).indices
@@ -320,15 +311,10 @@ def patch_attention(vit: ViT, cls_attention: Tensor | None) -> Tensor:
 
 
 def mass_and_hit(attention: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of maps [B, k, H, W] and masks [B, h, w], each [B, k]: the share on the mask, and whether the peak is on it.
-
-    A² (sec. 4): the peak lies on the mask where that covers at least half of the patch.
-    """
-    shares = cell_share(masks, tuple(attention.shape[2:])).flatten(1)[:, None]
-    maps = attention.flatten(2)
-    maps = maps / maps.sum(dim=2, keepdim=True)
-    hit = shares.expand_as(maps).gather(2, maps.argmax(dim=2, keepdim=True))[..., 0] >= 0.5
-    return (maps * shares).sum(dim=2), hit.float()
+    """Of maps [B, k, H, W] and masks [B, h, w], each [B, k]: the share on the mask, and whether the peak is on it."""
+    found = [map_columns(each, masks) for each in attention.unbind(1)]
+    mass, hit = (torch.stack([columns[name][:, 0] for columns in found], dim=1) for name in ("mass", "hit"))
+    return mass, hit
 
 
 def nearest_neighbours(

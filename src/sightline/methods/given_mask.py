@@ -53,6 +53,17 @@ class Given:
 Tell = Callable[["Rows"], "Rows"]  # gives the rows of a data set their masks
 
 
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where masks come from. Hidden from torch, and one for all copies: it is not trained or saved with the method."""
+
+    told: Tell | None
+    where: Look | None
+
+    def __deepcopy__(self, _: dict) -> Source:
+        return self
+
+
 class GivenMask(Learner):
     """Told by masks where to look; it can look for itself only where a saliency method makes its masks."""
 
@@ -60,18 +71,21 @@ class GivenMask(Learner):
 
     def __init__(self, what: MaskedViT | LatelyMaskedViT, how: Given, told: Tell | None, where: Look | None):
         super().__init__()
-        self.what, self.how, self.told = what, how, told
-        self._where = (where,)  # hidden from torch: its weights are not this method's, not trained or saved with it
+        self.what, self.how, self.source = what, how, Source(told, where)
+
+    @property
+    def blind(self) -> bool:
+        return isinstance(self.what, MaskedViT)
 
     @property
     def needs_masks(self) -> bool:
-        return self.told is not None
+        return self.source.told is not None
 
     def given(self, rows: Rows) -> Rows:
-        return rows if self.told is None else self.told(rows)
+        return rows if self.source.told is None else self.source.told(rows)
 
     def look(self, images: Tensor) -> Sight:
-        (where,) = self._where
+        where = self.source.where
         if where is None:
             raise UserError("this method is told where to look: it answers only for data that have masks")
         if isinstance(where, nn.Module):
@@ -85,7 +99,7 @@ class GivenMask(Learner):
         return self.what.judge(images, sight)
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
-        (where,) = self._where
+        where = self.source.where
         return {} if where is None else where.maps(images)
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
@@ -114,13 +128,13 @@ def having_masks(rows: Rows) -> Rows:
 
 
 def with_masks(rows: Rows, folder: Path) -> Rows:
-    """The rows with masks from a folder: under the picture's path, whatever the suffix."""
+    """The rows with masks from a folder: under the picture's path, with or without its suffix, then any other."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder of masks")
     there = {p.relative_to(folder).with_suffix("").as_posix(): p for p in folder.rglob("*") if p.is_file()}
     masks, missing = [], []
     for image in rows.images:
-        found = there.get(PurePosixPath(image).with_suffix("").as_posix())
+        found = there.get(PurePosixPath(image).with_suffix("").as_posix()) or there.get(image)
         masks.append("" if found is None else Path(os.path.relpath(found.resolve(), rows.root.resolve())).as_posix())
         missing += [image] if found is None else []
     if missing:
@@ -133,10 +147,24 @@ def masks_there(masks: str) -> Tell:
     return having_masks if masks == "data" else partial(with_masks, folder=Path(masks))
 
 
+def kind_of(masks: str) -> tuple[str, str]:
+    """How masks are made, and by what; no kind for those that are there already."""
+    kind, colon, of = masks.partition(":")
+    return (kind, of) if colon and kind in ("found", "tokencut", "u2net") else ("", masks)
+
+
+def from_anywhere(masks: str) -> str:
+    """The same, with a path that holds in every working folder."""
+    kind, of = kind_of(masks)
+    if masks == "data" or not Path(of).exists():
+        return masks
+    return ":".join(filter(None, [kind, str(Path(of).resolve())]))
+
+
 def saliency(masks: str, seed: int = 0) -> Look | None:
     """What makes masks of this name, or None for masks that are there already."""
-    kind, colon, of = masks.partition(":")
-    if not colon or kind not in ("found", "tokencut", "u2net"):
+    kind, of = kind_of(masks)
+    if not kind:
         return None
     from ..weights import load_backbone
     from ..where.saliency import Found, TokenCut, U2Net
@@ -181,6 +209,7 @@ def make_early_mask(
     told(rows)  # so that what is missing is said now
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
+        run.note(masks=from_anywhere(config.masks))
     what = predictor(vit, asdict(config), len(rows.classes), late=late)
     return GivenMask(what, Given.of(asdict(config)), told, where), expects
 
@@ -190,7 +219,7 @@ def make_late_mask(config: LateMask, rows: Rows, run: Run, accelerator: Accelera
 
 
 def build_early_mask(vit_config: ViTConfig, facts: dict[str, Any], *, late: bool = False) -> nn.Module:
-    settings = facts["config"]
+    settings = facts["config"] | {"masks": facts.get("masks", facts["config"]["masks"])}
     where = saliency(settings["masks"], settings["seed"])
     what = predictor(ViT(vit_config), settings, len(facts["data"]["classes"]), late=late)
     return GivenMask(what, Given.of(settings), None if where is not None else masks_there(settings["masks"]), where)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import Ifam
+from ..errors import UserError
 from ..lessons import Group
 from ..sight import Prediction, Sight
 from ..vit import Input, ViT, ViTConfig
@@ -31,6 +32,10 @@ class IFam(PartLearner):
     def __init__(self, where: PartDiscovery, what: MaskedViT | SoftlyMaskedViT, how: How):
         super().__init__(where, how)
         self.what = what
+
+    @property
+    def blind(self) -> bool:
+        return not self.how.soft
 
     def look(self, images: Tensor) -> Sight:
         sight = super().look(images)
@@ -74,12 +79,15 @@ def predictor(vit: ViT, config: dict[str, Any], classes: int) -> MaskedViT | Sof
 
 
 def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    refuse_hopeless_parts(config)
+    settings, classes = asdict(config), len(rows.classes)
+    how = How.of(settings)
+    refuse_hopeless_parts(config, accelerator, taught_by_answer=how.mask_gradient)
+    if config.mask_dropout is not None and not 0 <= config.mask_dropout < 1:
+        raise UserError(f"--mask-dropout {config.mask_dropout}: must be at least 0 and below 1")
     vit, expects = open_backbone(config, 0)
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
-    settings, classes = asdict(config), len(rows.classes)
-    return IFam(selector(vit, settings, classes), predictor(vit, settings, classes), How.of(settings)), expects
+    return IFam(selector(vit, settings, classes), predictor(vit, settings, classes), how), expects
 
 
 def build_ifam(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:

@@ -136,6 +136,8 @@ class PartLearner(Learner):
 class PDiscoFormer(PartLearner):
     """Answers from the parts' embeddings, which have seen everything."""
 
+    blind = False
+
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         parts, _ = self.discover(images)
         return Prediction(self.where.class_logits(self.where.embed(parts)), sight)
@@ -161,19 +163,24 @@ def resembling(vit: ViT, config: ViTConfig, seed: int = 0) -> ViT:
     return other
 
 
-def refuse_hopeless_parts(config: Pdiscoformer) -> None:
+def refuse_hopeless_parts(config: Pdiscoformer, accelerator: Accelerator, *, taught_by_answer: bool = False) -> None:
+    shaped = any(weight for weight in vars(config.shaping).values() if not isinstance(weight, str))
     for wrong, complaint in (
         (config.parts < 1, f"--parts {config.parts}: must be at least 1"),
         (not 0 <= config.part_dropout < 1, f"--part-dropout {config.part_dropout}: must be at least 0 and below 1"),
+        (
+            not (shaped or config.classify_parts or taught_by_answer),
+            "nothing would teach where to look: leave --classify-parts, a --shaping loss or the mask's gradient on",
+        ),
     ):
         if wrong:
             raise UserError(complaint)
-    if config.accumulate > 1 and config.shaping.presence:
+    if config.accumulate > 1 and config.shaping.presence and accelerator.is_main_process:
         print("note: with --accumulate, every part has to be present in each piece of a batch, not only in the whole")
 
 
 def make_pdiscoformer(config: Pdiscoformer, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    refuse_hopeless_parts(config)
+    refuse_hopeless_parts(config, accelerator)
     vit, expects = open_backbone(config, 0)
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,44 +26,70 @@ if TYPE_CHECKING:
     from ..runs import Run
 
 
-def make_probe(config: Probe, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    vit, expects = open_backbone(config, len(rows.classes))
-    folder = config.cache or run.folder / "features"
-    split = {name: rows.where(name) for name in ("train", "val")}
-    features = {
-        name: cls_features(
-            vit, rows, indices, expects, accelerator, folder, batch=config.batch, workers=config.workers
-        )
-        for name, indices in split.items()
-    }  # fmt: skip
+@dataclass(frozen=True)
+class Fitted:
+    """A logistic regression, what it is worth on the validation data, and what else was tried."""
+
+    linear: Linear
+    score: float
+    tried: dict[float, float]  # by C
+
+
+def fit_probe(config: Probe, rows: Rows, features: dict[str, np.ndarray]) -> Fitted:
+    """On the features of the split `train`: plain, or tuned on those of `val`."""
+    at, classes = rows.where("val"), len(rows.classes)
+    groups = None if rows.groups is None else rows.groups[at]
+    images = [rows.images[i] for i in at]
 
     def on_validation(linear: Linear) -> float:
-        at = split["val"]
-        groups = None if rows.groups is None else rows.groups[at]
-        images = [rows.images[i] for i in at]
         logits = linear.logits(features["val"])
         return score(
             Answers.from_logits(images, rows.labels[at], logits, rows.classes, groups, rows.group_names, "val"),
             config.select,
         )
 
-    labels, classes = rows.labels[split["train"]], len(rows.classes)
+    labels = rows.labels[rows.where("train")]
     if config.plain:
-        linear, scores = fit_logistic(features["train"], labels, classes, standardize=False), {}
+        linear, tried = fit_logistic(features["train"], labels, classes, standardize=False), {}
     else:
-        linear, scores = tune_logistic(features["train"], labels, classes, on_validation)
-    assert vit.head is not None
+        linear, tried = tune_logistic(features["train"], labels, classes, on_validation)
+    return Fitted(linear, on_validation(linear), tried)
+
+
+def set_head(head: nn.Linear, linear: Linear) -> None:
     with torch.no_grad():
-        vit.head.weight.copy_(torch.from_numpy(linear.weight))
-        vit.head.bias.copy_(torch.from_numpy(linear.bias))
+        head.weight.copy_(torch.from_numpy(linear.weight))
+        head.bias.copy_(torch.from_numpy(linear.bias))
+
+
+def make_probe(config: Probe, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    vit, expects = open_backbone(config, len(rows.classes))
+    folder = config.cache or run.folder / "features"
+    features = {
+        split: cls_features(
+            vit, rows, rows.where(split), expects, accelerator, folder, batch=config.batch, workers=config.workers
+        )
+        for split in ("train", "val")
+    }
+    fitted = fit_probe(config, rows, features)
+    assert vit.head is not None
+    set_head(vit.head, fitted.linear)
     model = Classifier(vit).to(accelerator.device).eval()
     if accelerator.is_main_process:
-        chosen = {"c": linear.c, "standardized": linear.standardized, config.select: on_validation(linear)}
-        run.cut_log(0)  # of a run that was interrupted, or finished, before
-        run.log(chosen | {"tried": {str(c): value for c, value in scores.items()}})
         note_backbone(run, vit, expects, config)
-        save_tensors(run.best, model.state_dict(), chosen)
+        keep_fitted(run, model, fitted, config)
     return model, expects
+
+
+def keep_fitted(
+    run: Run, model: nn.Module, fitted: Fitted, config: Probe, more: Mapping[str, Any] | None = None
+) -> None:
+    """Weights and log of a method that learns in one go; `more` is to be logged besides."""
+    linear = fitted.linear
+    chosen = {"c": linear.c, "standardized": linear.standardized, config.select: fitted.score}
+    run.cut_log(0)  # of a run that was interrupted, or finished, before
+    run.log(chosen | {"tried": {str(c): value for c, value in fitted.tried.items()}} | dict(more or {}))
+    save_tensors(run.best, model.state_dict(), chosen)
 
 
 def build_probe(vit_config: ViTConfig, settings: dict[str, Any]) -> nn.Module:

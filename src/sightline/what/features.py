@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
+from torch import Tensor, nn
 
 from ..checkpoint import load_tensors, save_tensors
 from ..data.cache import fingerprint
@@ -19,7 +21,8 @@ from ..fingerprints import weights_sha256
 from ..predict import answering_batches, over_batches
 from ..vit import Input, ViT
 
-FORMAT = 1
+FORMAT = 2
+HEADS = ("head.", "fc_norm.")  # come after the features
 
 
 def cls_features(
@@ -34,17 +37,39 @@ def cls_features(
     workers: int,
 ) -> np.ndarray:
     """float32 [n, D]: the CLS token of every row, in the order of `indices`."""
+    return kept_features(
+        lambda images: vit(images).cls, [vit], rows, indices, expects, accelerator, folder, batch=batch, workers=workers
+    )
+
+
+def kept_features(
+    embed: Callable[[Tensor], Tensor],
+    modules: Sequence[nn.Module],
+    rows: Rows,
+    indices: np.ndarray,
+    expects: Input,
+    accelerator: Accelerator,
+    folder: Path,
+    *,
+    batch: int,
+    workers: int,
+) -> np.ndarray:
+    """float32 [n, ...]: what `embed` makes of every row's picture, computed now or found in `folder`.
+
+    `modules` are all that it works with: their weights and what they print as must say everything about it.
+    """
     path, there = folder, False
     if accelerator.is_main_process:
-        path = folder / f"features-{feature_print(vit, rows, indices, expects, accelerator)}.safetensors"
+        path = folder / f"features-{feature_print(modules, rows, indices, expects, accelerator)}.safetensors"
         there = path.exists()
     path, there = broadcast_object_list([path, there])  # of the main process: all must go the same way
     if there:
         return load_tensors(path)[0]["features"].numpy()
-    vit.to(accelerator.device).eval()
+    for module in modules:
+        module.to(accelerator.device).eval()
     batches = answering_batches(rows, indices, expects, accelerator, batch=batch, workers=workers)
     try:
-        features = over_batches(lambda images, _: vit(images).cls, batches, accelerator)
+        features = over_batches(lambda images, _: embed(images), batches, accelerator)
     finally:
         batches.close()
     if accelerator.is_main_process:
@@ -57,10 +82,12 @@ def cls_features(
     return features
 
 
-def feature_print(vit: ViT, rows: Rows, indices: np.ndarray, expects: Input, accelerator: Accelerator) -> str:
+def feature_print(
+    modules: Sequence[nn.Module], rows: Rows, indices: np.ndarray, expects: Input, accelerator: Accelerator
+) -> str:
     """Changes with the files (their sizes and times of change, or checksums), the weights and the arithmetic."""
     files = fingerprint(rows, Canvas.of(expects), indices)
-    weights = weights_sha256(vit, without=("head.", "fc_norm."))
+    made_by = [f"{module!r} {weights_sha256(module, without=HEADS)}" for module in modules]
     arithmetic = f"{accelerator.device.type} {accelerator.mixed_precision}"
-    facts = f"{FORMAT} {files} {vit.config} {expects} {arithmetic} {weights}"
+    facts = f"{FORMAT} {files} {expects} {arithmetic} {made_by}"
     return hashlib.sha256(facts.encode()).hexdigest()[:24]

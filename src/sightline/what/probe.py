@@ -1,4 +1,4 @@
-"""Logistic regression on frozen features."""
+"""Logistic regression on frozen features: of the whole picture, or of nothing but boxes in it (A²)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..sight import Prediction, Sight
+from ..vit import ViT
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)  # of C, the inverse of the penalty
 
@@ -52,3 +58,58 @@ def tune_logistic(
     scores = {c: score(linear) for c, linear in fitted.items()}
     best = max(scores, key=lambda c: (scores[c], -c))
     return fitted[best], scores
+
+
+# ---- boxes -----------------------------------------------------------------------------------------------------------
+
+
+class BoxProbe(nn.Module):
+    """Each box is cut out and brought to `size` by itself; a linear head answers from their CLS tokens, side by side.
+
+    Without classes it has no head and only embeds.
+    """
+
+    def __init__(self, vit: ViT, size: tuple[int, int], boxes: int = 1, classes: int = 0):
+        super().__init__()
+        self.vit, self.size, self.boxes = vit, size, boxes
+        self.head = nn.Linear(boxes * vit.config.width, classes) if classes else None
+
+    def embed(self, images: Tensor, sight: Sight) -> Tensor:
+        """[B, k·D] (A², sec. 3)"""
+        if sight.boxes is None or sight.boxes.shape[1] != self.boxes:
+            found = "no boxes" if sight.boxes is None else f"{sight.boxes.shape[1]} boxes"
+            raise ValueError(f"this looks at {self.boxes} boxes in each picture, and the sight has {found}")
+        if sight.keep is not None or sight.keep_pixels is not None:  # they hide something of the boxes as well
+            visible = sight.visible(tuple(images.shape[-2:]))
+            images = torch.where(visible[:, None], images, self.vit.mean.to(images.dtype))
+        return torch.cat([self.vit(cut_out(images, box, self.size)).cls for box in sight.boxes.unbind(dim=1)], dim=1)
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        assert self.head is not None, "a predictor needs a head"
+        tokens = self.embed(images, sight)
+        # In full precision also under autocast: a head that was fitted elsewhere must answer here as it did there.
+        with torch.autocast(images.device.type, enabled=False):
+            logits = self.head(tokens.to(self.head.weight.dtype))
+        return Prediction(logits, sight, tokens.unflatten(1, (self.boxes, -1)))
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}, boxes={self.boxes}"
+
+
+def cut_out(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """[B, c, *size]: one box [B, 4] of each image. Cut first, resized (bilinear) then, so that nothing leaks in."""
+    h, w = images.shape[-2:]
+    if bool((boxes[:, :2] < 0).any() or (boxes[:, 2:] > boxes.new_tensor([w, h])).any()):
+        raise ValueError(f"boxes reach beyond their images of {h}×{w} pixels")
+    result = images.new_empty(*images.shape[:2], *size)
+    shapes = boxes[:, 2:] - boxes[:, :2]
+    for width, height in torch.unique(shapes, dim=0).tolist():  # mostly one, the same for all
+        alike = ((shapes[:, 0] == width) & (shapes[:, 1] == height)).nonzero()[:, 0]
+        left, top = boxes[alike, 0], boxes[alike, 1]
+        rows = top[:, None] + torch.arange(height, device=boxes.device)
+        columns = left[:, None] + torch.arange(width, device=boxes.device)
+        cut = images[alike[:, None, None], :, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
+        if (height, width) != size:
+            cut = F.interpolate(cut.float(), size, mode="bilinear", antialias=True).to(images.dtype)
+        result[alike] = cut
+    return result

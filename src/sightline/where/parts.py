@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.augment import Affine, unwarp, warp
@@ -105,7 +106,8 @@ class PartDiscovery(nn.Module):
 
     @in_full_precision
     def _discovered(self, features: Tensor, noise: Tensor | None) -> Parts:
-        squares = features.square().sum(dim=1, keepdim=True), self.prototypes.square().sum(dim=1)[:, None, None]
+        prototypes = self.prototypes.to(features.dtype)
+        squares = features.square().sum(dim=1, keepdim=True), prototypes.square().sum(dim=1)[:, None, None]
         logits = 2 * self.inner_products(features) - squares[0] - squares[1]
         scores = self.scores(logits, noise)
         return Parts(features, logits, scores, scores.softmax(dim=1))
@@ -113,7 +115,7 @@ class PartDiscovery(nn.Module):
     @in_full_precision
     def inner_products(self, features: Tensor) -> Tensor:
         """[B, K+1, H, W]. A plain matrix product: convolutions may be rounded to TF32."""
-        return torch.einsum("bdhw,kd->bkhw", features, self.prototypes)
+        return torch.einsum("bdhw,kd->bkhw", features, self.prototypes.to(features.dtype))
 
     @in_full_precision
     def scores(self, logits: Tensor, noise: Tensor | None = None) -> Tensor:
@@ -122,7 +124,9 @@ class PartDiscovery(nn.Module):
 
     def embed(self, parts: Parts) -> Tensor:
         """[B, D, K+1]: pooled, then one LayerNorm over both D and K+1 (PDiscoFormer's modulation)."""
-        return self.modulation(pool(parts.features, parts.shares))  # which autocast leaves alone
+        pooled, norm = pool(parts.features, parts.shares), self.modulation
+        weight, bias = norm.weight.to(pooled.dtype), norm.bias.to(pooled.dtype)
+        return F.layer_norm(pooled, norm.normalized_shape, weight, bias, norm.eps)  # which autocast leaves alone
 
     @in_full_precision
     def part_scores(self, embeddings: Tensor, keep_parts: Tensor | None = None) -> Tensor:
@@ -130,7 +134,7 @@ class PartDiscovery(nn.Module):
         foreground = embeddings[:, :, :-1]
         if keep_parts is not None:
             foreground = foreground * keep_parts[:, None] / (1 - self.dropout)
-        return torch.einsum("bdk,cd->bck", foreground, self.head.weight)
+        return torch.einsum("bdk,cd->bck", foreground, self.head.weight.to(foreground.dtype))
 
     def class_logits(self, embeddings: Tensor, keep_parts: Tensor | None = None) -> Tensor:
         """[B, C]: the mean over all K parts, dropped or not."""

@@ -1,0 +1,288 @@
+"""Pretraining: how fast the loop is against its own limit, and what a family of sizes learns from the same pictures.
+
+    python benchmarks/pretrain.py speed  --compile --precision bf16 --out benchmarks/results/pretrain-speed.json
+    python benchmarks/pretrain.py family --compile --precision bf16 --out benchmarks/results/pretrain-family.json
+
+`speed` takes turns: an epoch of the real loop, then as many steps of the same student and teacher on fixed crops (no
+data, no augmentation). `family` pretrains every size, and compares it on held-out pictures with random weights and with
+a supervised model of the same size: neighbours of the right class, and how much of the attention lies on the creature.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+
+from record import record
+from sightline.audit.maps import sheet
+from sightline.config import Erm, Pretrain
+from sightline.data.images import Canvas, decode
+from sightline.data.rows import Rows, read_rows
+from sightline.data.toyset import write_toy
+from sightline.intervals import wilson
+from sightline.lessons import Desk, When
+from sightline.load import load
+from sightline.methods.dino import mass_and_hit, nearest_neighbours, patch_attention
+from sightline.predict import make_accelerator
+from sightline.pretrain import new_learner, pretrain
+from sightline.runs import begin
+from sightline.train import now, set_up, take_step, teach, train
+from sightline.vit import ViT
+from sightline.weights import load_backbone, save_backbone
+
+
+@dataclass(frozen=True)
+class Common:
+    data: Path | None = None
+    """A folder that `sightline toy` wrote. Default: one is made."""
+    pictures: int = 8192
+    """How many to make for training."""
+    pixels: int = 96
+    patch: int = 8
+    large: int = 64
+    small: int = 32
+    batch: int = 512
+    prototypes: int = 16384
+    head_width: int = 2048
+    workers: int = 8
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    seed: int = 0
+    out: Path | None = None
+    """Write the figures there, as JSON; pictures beside it."""
+    runs: Path | None = None
+    """Keep data and runs in this folder, and go on with what is there. Default: they are thrown away."""
+
+
+@dataclass(frozen=True)
+class Speed(Common):
+    size: Literal["nano", "ti", "s", "b"] = "nano"
+    rounds: int = 7
+
+
+@dataclass(frozen=True)
+class Family(Common):
+    pictures: int = 60_000
+    sizes: tuple[Literal["nano", "ti", "s", "b"], ...] = ("nano", "ti", "s")
+    epochs: int = 50
+    warmup: float = 5.0
+    supervised_epochs: int = 10
+    supervised_lr: float = 5e-4
+    test: int = 2000
+    bank: int = 10_000
+    """Training pictures whose labels the neighbours vote with."""
+
+
+def pretraining(config: Common, data: Path, out: Path, size: str, epochs: int, warmup: float) -> Pretrain:
+    shared = ("pixels", "patch", "large", "small", "batch", "prototypes", "head_width", "workers", "device")
+    shared += ("precision", "compile", "seed")
+    settings = {name: getattr(config, name) for name in shared}
+    return Pretrain(
+        data=data, out=out, size=size, epochs=epochs, warmup=warmup, cache=out.parent / "cache", resume=True, **settings
+    )
+
+
+def pictures(config: Common, folder: Path, test: int) -> Path:
+    if config.data is not None or (folder / "toy" / "rows.csv").is_file():
+        return config.data or folder / "toy"
+    held_out = {"val": min(2000, max(16, config.pictures // 8)), "test": test}
+    side = -(-round(config.pixels / 0.875) // 8) * 8  # room for crops at full size, as the loop decodes them
+    return write_toy(
+        folder / "toy", train=config.pictures, size=side, correlation=0.5, seed=1, workers=config.workers, **held_out
+    )
+
+
+# ---- speed -----------------------------------------------------------------------------------------------------------
+
+
+def speed(config: Speed, folder: Path) -> dict:
+    data = pictures(config, folder, test=16)
+    asked = pretraining(config, data, folder / "run", config.size, config.rounds + 1, 1.0)
+    asked = replace(asked, finish=0.0, save_minutes=1e9)
+    rows = read_rows(data)
+    accelerator = make_accelerator(config.device, config.precision)
+    learner = new_learner(asked)
+    desk = Desk(rows, begin(asked, rows), accelerator, learner.teacher.vit.config.input)
+    turns = []
+    with ExitStack() as to_close:
+        course = set_up(learner, desk, asked, to_close)
+        device, steps = accelerator.device, len(course.batches)
+        batch = next(course.batches.epoch(0)).to(device)
+        when = When(0, 0, 0, asked.epochs, steps, torch.arange(len(batch)))
+        lesson = learner.lesson(batch, course.augment, when)
+        for turn in range(config.rounds + 1):  # the first one warms up
+            course.state.epoch, course.state.step, course.state.sums = turn, 0, {}
+            real = teach(course)
+            began = now(device)
+            for _ in range(steps):
+                take_step(course.wrapped, lesson, course.optimizer, accelerator, asked, course.batches.batch)
+                learner.stepped(when)
+            limit = steps * course.batches.batch / (now(device) - began)
+            began = now(device)
+            for _ in range(steps):
+                learner.lesson(batch, course.augment, when)
+            turns.append((real.rate, limit, real.waiting_share, (now(device) - began) / real.seconds))
+    rates, limits, waiting, cropping = zip(*turns[1:], strict=True)
+    shares = [rate / limit for rate, limit in zip(rates, limits, strict=True)]
+    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    return {
+        "size": config.size, "batch": course.batches.batch, "steps_per_round": steps, "rounds": config.rounds,
+        "crops": [f"2 × {config.large} px", f"{asked.smalls} × {config.small} px"],
+        "precision": config.precision, "compiled": config.compile,
+        "images_per_second": round(statistics.median(rates)),
+        "limit_images_per_second": round(statistics.median(limits)),
+        "share_of_limit": round(statistics.median(shares), 4),
+        "share_of_limit_lowest_highest": [round(min(shares), 4), round(max(shares), 4)],
+        "waiting_for_data": round(statistics.median(waiting), 4),
+        "cropping_alone": round(statistics.median(cropping), 4),
+        "gpu_memory_gib": None if memory is None else round(memory, 1),
+    }  # fmt: skip
+
+
+# ---- the family ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a backbone makes of some pictures."""
+
+    features: torch.Tensor  # [n, D]
+    attention: torch.Tensor  # [n, heads, N]
+
+
+@torch.no_grad()
+def look(vit: ViT, images: torch.Tensor, device: torch.device) -> Seen:
+    vit = vit.to(device).eval()
+    features, attention = [], []
+    for some in images.split(512):
+        out = vit(some.to(device).float() / 255, cls_attention=[-1])
+        features.append(F.normalize(out.cls.float(), dim=1).cpu())
+        attention.append(patch_attention(vit, out.cls_attention).cpu())
+    return Seen(torch.cat(features), torch.cat(attention))
+
+
+def open_pictures(rows: Rows, indices: np.ndarray, canvas: Canvas) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    samples = [decode(rows, int(i), canvas) for i in indices]
+    masks = torch.stack([sample.mask for sample in samples if sample.mask is not None])
+    return torch.stack([sample.image for sample in samples]), torch.from_numpy(rows.labels[indices]), masks
+
+
+def with_interval(values: torch.Tensor, seed: int = 0) -> dict[str, object]:
+    """The mean, and a bootstrap over pictures."""
+    numbers = values.double().numpy()
+    draws = np.random.default_rng(seed).integers(0, len(numbers), (2000, len(numbers)))
+    low, high = np.quantile(numbers[draws].mean(axis=1), [0.025, 0.975])
+    return {
+        "value": round(float(numbers.mean()), 4),
+        "interval": [round(float(end), 4) for end in (low, high)],
+        "n": len(numbers),
+    }
+
+
+def maps_of(vit: ViT, seen: Seen) -> torch.Tensor:
+    """[n, 1 + heads, H, W]: the heads' mean, then each head."""
+    side = vit.config.input.size[0] // vit.config.patch
+    maps = torch.cat([seen.attention.mean(1, keepdim=True), seen.attention], dim=1)
+    return maps.unflatten(2, (side, side))
+
+
+def measure(vit: ViT, splits: dict[str, tuple], device: torch.device) -> tuple[dict, torch.Tensor]:
+    """Figures on the test pictures (the best head is chosen on others), and the maps to draw."""
+    bank, val, test = (look(vit, splits[name][0], device) for name in ("bank", "val", "test"))
+    right = nearest_neighbours(test.features, splits["test"][1], bank.features, splits["bank"][1])
+    best = int(mass_and_hit(maps_of(vit, val), splits["val"][2])[0][:, 1:].mean(0).argmax())
+    maps = maps_of(vit, test)[:, [0, 1 + best]]
+    mass, hit = mass_and_hit(maps, splits["test"][2])
+    low, high = wilson(int(right.sum()), len(right))
+    figures = {
+        "knn": {
+            "value": round(right.float().mean().item(), 4), "interval": [round(low, 4), round(high, 4)], "n": len(right)
+        },
+        "mass": with_interval(mass[:, 0]),
+        "hit": with_interval(hit[:, 0]),
+        "best_head": best,
+        "mass_of_best_head": with_interval(mass[:, 1]),
+        "hit_of_best_head": with_interval(hit[:, 1]),
+    }  # fmt: skip
+    return figures, maps
+
+
+def lit(images: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    """Pictures that are as bright as the attention they get."""
+    light = (maps / maps.amax((1, 2), keepdim=True)).sqrt()
+    cell = images.shape[-1] // maps.shape[-1]
+    light = light.repeat_interleave(cell, 1).repeat_interleave(cell, 2)
+    return images.float() / 255 * (0.1 + 0.9 * light[:, None])
+
+
+def supervised(config: Family, data: Path, folder: Path, random: Path) -> ViT:
+    asked = Erm(
+        data, str(random), folder, batch=config.batch, epochs=config.supervised_epochs, lr=config.supervised_lr,
+        head_lr=1.0, warmup=1.0, workers=config.workers, device=config.device, precision=config.precision,
+        compile=config.compile, cache=folder.parent / "cache", seed=config.seed, resume=True,
+    )  # fmt: skip
+    return load(train(asked)).method.vit
+
+
+def family(config: Family, folder: Path) -> dict:
+    data = pictures(config, folder, config.test)
+    rows = read_rows(data)
+    canvas = Canvas((config.pixels, config.pixels))
+    chosen = {"bank": rows.where("train")[: config.bank], "val": rows.where("val"), "test": rows.where("test")}
+    splits = {name: open_pictures(rows, indices, canvas) for name, indices in chosen.items()}
+    few, members, device = slice(0, 8), [], make_accelerator(config.device).device
+    for size in config.sizes:
+        asked = pretraining(config, data, folder / size, size, config.epochs, config.warmup)
+        random = new_learner(asked).student.vit
+        save_backbone(random, folder / f"random-{size}.safetensors")
+        began = time.perf_counter()
+        made = pretrain(asked)
+        minutes = (time.perf_counter() - began) / 60
+        vits = {"pretrained": load_backbone(made / "backbone.safetensors"), "random": random}
+        vits["supervised"] = supervised(config, data, folder / f"erm-{size}", folder / f"random-{size}.safetensors")
+        figures = {name: measure(vit, splits, device) for name, vit in vits.items()}
+        maps = figures["pretrained"][1]
+        images = splits["test"][0][few]
+        captions = {"held-out pictures": images.float() / 255}
+        captions["attention of CLS in the last block, mean of the heads"] = lit(images, maps[few, 0])
+        captions["its best head (chosen on other pictures)"] = lit(images, maps[few, 1])
+        captions["supervised, same size: mean of the heads"] = lit(images, figures["supervised"][1][few, 0])
+        where = (config.out or folder / "family.json").with_name(f"attention-{size}.png")
+        where.parent.mkdir(parents=True, exist_ok=True)
+        sheet(captions).save(where)
+        parameters = sum(p.numel() for p in random.parameters())
+        row = {"size": size, "parameters": parameters, "minutes": round(minutes, 2)}
+        members.append(row | {name: found for name, (found, _) in figures.items()})
+        print(
+            row, {name: (f["knn"]["value"], f["mass"]["value"], f["hit"]["value"]) for name, (f, _) in figures.items()}
+        )
+    even = mass_and_hit(torch.ones(len(splits["test"][2]), 1, 2, 2), splits["test"][2])[0]
+    return {"pictures": len(rows.where("train")), "pixels": config.pixels, "patch": config.patch,
+            "epochs": config.epochs, "mass_of_even": with_interval(even[:, 0]), "family": members}  # fmt: skip
+
+
+def main() -> None:
+    sub = tyro.conf.subcommand
+    config = tyro.cli(Annotated[Speed, sub("speed")] | Annotated[Family, sub("family")], description=__doc__)  # ty: ignore[no-matching-overload]
+    with tempfile.TemporaryDirectory() as name:
+        folder = config.runs or Path(name)
+        figures = speed(config, folder) if isinstance(config, Speed) else family(config, folder)
+    print(figures)
+    if config.out is not None:
+        device = "cpu" if config.device == "cpu" or not torch.cuda.is_available() else "cuda"
+        record(config.out, device, figures)
+
+
+if __name__ == "__main__":
+    main()

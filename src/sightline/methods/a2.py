@@ -1,0 +1,193 @@
+"""A²: a small ViT's attention chooses crops, a large frozen one embeds them, logistic regression answers.
+
+Centre and random crops, its controls, differ only in where they look.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+
+from ..config import A2, CentreCrop, RandomCrop
+from ..errors import UserError
+from ..fingerprints import weights_sha256
+from ..sight import Look
+from ..vit import Input, ViT, ViTConfig
+from ..weights import config_from_json, load_backbone
+from ..what.features import kept_features
+from ..what.probe import BoxProbe
+from ..where.attention import AGGREGATES, Heads
+from ..where.crops import CentreSight, CropSight, RandomSight, in_pixels
+from .erm import note_backbone, open_backbone
+from .pair import Pair
+from .probe import Fitted, fit_probe, keep_fitted, set_head
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from ..data.rows import Rows
+    from ..runs import Run
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Where to look; the validation data may choose among several."""
+
+    sides: tuple[str, ...]  # as they were said: shares of the picture's side, or pixels
+    layer: int | None = None  # of the attention that chooses, where it does
+    heads: Heads | None = None
+    seed: int | None = None  # of chance, where that chooses
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return tuple(float(Fraction(side)) for side in self.sides)
+
+    @property
+    def words(self) -> str:
+        attention = "" if self.layer is None else f", block {self.layer}, heads {self.heads}"
+        return f"crops {'+'.join(self.sides)}{attention}"
+
+    def first(self, count: int) -> Crops:
+        return replace(self, sides=self.sides[:count])
+
+    def sight(self, vit: ViT | None) -> nn.Module:
+        """What looks there; `vit` is the one that attends."""
+        if vit is not None:
+            assert self.layer is not None
+            assert self.heads is not None
+            return CropSight(vit, self.numbers, self.layer, self.heads)
+        return CentreSight(self.numbers[0]) if self.seed is None else RandomSight(self.numbers, self.seed)
+
+
+# ---- what is asked for -----------------------------------------------------------------------------------------------
+
+
+def plans(config: CentreCrop) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Sides of as many crops as are ever wanted, and which numbers of them are."""
+    found, asked = [], config.crops if isinstance(config, RandomCrop) else ()
+    for plan in config.crop:
+        sides = tuple(plan.split("+"))
+        if not all(map(is_side, sides)):
+            raise UserError(f"--crop {plan}: a side is a share of the picture's (0.5, 2/7) or pixels (64, or 64+32)")
+        if len(sides) > 1 and not isinstance(config, RandomCrop):
+            raise UserError(f"--crop {plan}: there is only one crop in the centre; give one side")
+        if asked and min(asked) < 1:
+            raise UserError(f"--crops {min(asked)}: must be at least 1")
+        counts = asked or (len(sides),)
+        found.append(((*sides, *(max(counts) - len(sides)) * sides[-1:])[: max(counts)], counts))
+    return found
+
+
+def is_side(text: str) -> bool:
+    try:
+        side = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        return False
+    return 0 < side <= 1 or (side > 1 and side.denominator == 1)
+
+
+def heads_of(text: str, config: ViTConfig) -> Heads:
+    if text in AGGREGATES:
+        return cast(Heads, text)
+    if text.isdecimal() and int(text) < config.heads:
+        return int(text)
+    raise UserError(f"--heads {text}: {', '.join(AGGREGATES)}, or the number of a head, 0 to {config.heads - 1}")
+
+
+def refuse_crowds(crops: Crops, size: tuple[int, int]) -> None:
+    """Crops that never fit into the picture. Where they merely may not, the one before is taken once more."""
+    pixels = sorted(in_pixels(side, size) for side in crops.numbers)
+    if pixels[-1] > min(size):
+        raise UserError(f"--crop {'+'.join(crops.sides)}: larger than the picture, {min(size)} pixels")
+    if sum(pixels[-2:]) > max(size) and len(pixels) > 1:
+        raise UserError(f"--crop {'+'.join(crops.sides)}: two of {pixels[-2]} and {pixels[-1]} pixels would overlap")
+
+
+# ---- making ----------------------------------------------------------------------------------------------------------
+
+
+def make_centre_crop(config: CentreCrop, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    return make(config, [Crops(())], None, rows, run, accelerator)
+
+
+def make_random_crop(config: RandomCrop, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    return make(config, [Crops((), seed=config.seed)], None, rows, run, accelerator)
+
+
+def make_a2(config: A2, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    name = config.where or config.backbone
+    vit = load_backbone(name, classes=0, seed=config.seed)
+    for layer in config.layer:
+        if not -vit.config.depth <= layer < vit.config.depth:
+            raise UserError(f"--layer {layer}: {name} has {vit.config.depth} blocks, 0 to {vit.config.depth - 1}")
+    looks = [Crops((), layer, heads_of(heads, vit.config)) for layer in config.layer for heads in config.heads]
+    return make(config, looks, vit, rows, run, accelerator)
+
+
+def make(
+    config: CentreCrop, looks: list[Crops], where: ViT | None, rows: Rows, run: Run, accelerator: Accelerator
+) -> tuple[nn.Module, Input]:
+    """Every way of looking with every plan of crops; the one that scores best on validation data is kept."""
+    vit, expects = open_backbone(config, 0)
+    patch, made_for = vit.config.patch, vit.config.input.size
+    h, w = (min(pair) // patch * patch for pair in zip(expects.size, made_for, strict=True))
+    todo = [(replace(look, sides=sides), counts) for look in looks for sides, counts in plans(config)]
+    for crops, _ in todo:
+        refuse_crowds(crops, expects.size)
+    best, tried = None, {}
+    for crops, counts in todo:
+        what = BoxProbe(vit, (h, w), len(crops.sides))
+        for count, fitted in fits(config, crops.sight(where), what, counts, expects, rows, run, accelerator):
+            tried[crops.first(count).words] = fitted.score
+            if best is None or fitted.score > best[1].score:
+                best = crops.first(count), fitted
+    assert best is not None, "there is always a plan"
+    crops, fitted = best
+    what = BoxProbe(vit, (h, w), len(crops.sides), len(rows.classes))
+    set_head(cast(nn.Linear, what.head), fitted.linear)
+    model = Pair(cast(Look, crops.sight(where)), what).to(accelerator.device).eval()
+    if accelerator.is_main_process:
+        note_backbone(run, vit, expects, config)
+        origin = None if where is None else asdict(where.origin) | {"weights": weights_sha256(where)[:16]}
+        run.note(
+            where=None if where is None else {"vit": asdict(where.config), "backbone": origin},
+            crops=asdict(crops) | {"size": [h, w], "rule": f"highest {config.select} on val, the first where they tie"},
+        )
+        keep_fitted(run, model, fitted, config, {"crops": crops.words, "tried_crops": tried})
+        if len(tried) > 1:
+            print(f"Looking by {crops.words}: {config.select} {fitted.score:.1%} on val, the best of {len(tried)}.")
+    return model, expects
+
+
+def fits(
+    config: CentreCrop, where: nn.Module, what: BoxProbe, counts: tuple[int, ...], expects: Input, rows: Rows, run: Run,
+    accelerator: Accelerator,
+) -> Iterator[tuple[int, Fitted]]:  # fmt: skip
+    """A logistic regression for each number of crops. Earlier crops do not depend on later ones, nor do features."""
+    looking = cast(Look, where)
+    features = {
+        split: kept_features(
+            lambda images: what.embed(images, looking.look(images)), [where, what], rows, rows.where(split), expects,
+            accelerator, config.cache or run.folder / "features", batch=config.batch, workers=config.workers,
+        )
+        for split in ("train", "val")
+    }  # fmt: skip
+    width = what.vit.config.width
+    for count in counts:
+        yield count, fit_probe(config, rows, {split: each[:, : count * width] for split, each in features.items()})
+
+
+def build_a2(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+    said, where = facts["crops"], facts["where"]
+    crops = Crops(tuple(said["sides"]), said["layer"], said["heads"], said["seed"])
+    vit = None if where is None else ViT(config_from_json(json.dumps(where["vit"]), "run.json"))
+    what = BoxProbe(ViT(vit_config), tuple(said["size"]), len(crops.sides), len(facts["data"]["classes"]))
+    return Pair(cast(Look, crops.sight(vit)), what)
+
+
+build_centre_crop = build_random_crop = build_a2
