@@ -30,7 +30,7 @@ runs/toy-60k/rows.csv: | $(STAMP)
 	$(BIN)/sightline toy runs/toy-60k --train 60000 --val 2048 --test 2048 --size 96 --correlation 0.5 --workers $(CORES)
 
 backbone: $(STAMP) runs/toy-60k/rows.csv
-	$(BIN)/sightline pretrain runs/toy-60k --size nano --out runs/sightline-nano --epochs 60 --warmup 5 --prototypes 4096 \
+	$(BIN)/sightline pretrain runs/toy-60k --size nano --out runs/sightline-nano --epochs 50 --warmup 5 --prototypes 4096 \
 	    --head-width 1024 --precision bf16 --compile --workers $(CORES) --resume
 
 # The constraints hold torch at one build; without them pip may fetch gigabytes of CUDA packages.
