@@ -12,8 +12,29 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from .config import (
-    A2, Backbones, CentreCrop, Check, Compare, Convert, Data, Demo, EarlyMask, Erm, Evaluate, Ifam, Import, LateMask,
-    Localize, Pdiscoformer, Predict, Pretrain, Probe, RandomCrop, Toy, Train, Verify,
+    A2,
+    Backbones,
+    CentreCrop,
+    Check,
+    Compare,
+    Convert,
+    Data,
+    Demo,
+    EarlyMask,
+    Erm,
+    Evaluate,
+    Ifam,
+    Import,
+    LateMask,
+    Localize,
+    Pdiscoformer,
+    Predict,
+    Pretrain,
+    Probe,
+    RandomCrop,
+    Toy,
+    Train,
+    Verify,
 )  # fmt: skip
 from .errors import UserError
 

@@ -79,7 +79,8 @@ def plans(config: CentreCrop) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
         if asked and min(asked) < 1:
             raise UserError(f"--crops {min(asked)}: must be at least 1")
         counts = asked or (len(sides),)
-        found.append(((*sides, *(max(counts) - len(sides)) * sides[-1:])[: max(counts)], counts))
+        endless = sides + max(counts) * sides[-1:]
+        found.append((endless[: max(counts)], counts))
     return found
 
 
@@ -137,6 +138,8 @@ def make(
     patch, made_for = vit.config.patch, vit.config.input.size
     h, w = (min(pair) // patch * patch for pair in zip(expects.size, made_for, strict=True))
     todo = [(replace(look, sides=sides), counts) for look in looks for sides, counts in plans(config)]
+    if not todo:
+        raise UserError("--crop, --layer, --heads: name at least one of each")
     for crops, _ in todo:
         refuse_crowds(crops, expects.size)
     best, tried = None, {}

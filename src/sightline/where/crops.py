@@ -35,8 +35,8 @@ def greedy_crops(maps: Tensor, sides: Sequence[int], *, full: Literal["raise", "
     for s in sides:
         if not 0 < s <= min(h, w):
             raise ValueError(f"a crop of {s} pixels does not fit into maps of {h}×{w}")
-        sums = integral[:, s:, s:] - integral[:, :-s, s:] - integral[:, s:, :-s] + integral[:, :-s, :-s]
-        boxes.append(best_square(sums, s, boxes, full))
+        bands = integral[:, s:] - integral[:, :-s]
+        boxes.append(best_square(bands[:, :, s:] - bands[:, :, :-s], s, boxes, full))
     return torch.stack(boxes, dim=1)
 
 
