@@ -27,11 +27,11 @@ speed: $(STAMP)    ## what hiding costs and saves, as ratios
 CORES := $(shell nproc 2>/dev/null || echo 4)
 
 runs/toy-60k/rows.csv: | $(STAMP)
-	$(BIN)/sightline toy runs/toy-60k --train 60000 --val 2048 --test 2048 --size 96 --correlation 0.5 --workers $(CORES)
+	$(BIN)/sightline toy runs/toy-60k --train 60000 --val 2048 --test 2048 --size 112 --correlation 0.5 --seed 1 --workers $(CORES)
 
 backbone: $(STAMP) runs/toy-60k/rows.csv
-	$(BIN)/sightline pretrain runs/toy-60k --size nano --out runs/sightline-nano --epochs 50 --warmup 5 --prototypes 4096 \
-	    --head-width 1024 --precision bf16 --compile --workers $(CORES) --resume
+	$(BIN)/sightline pretrain runs/toy-60k --size nano --out runs/sightline-nano --epochs 18 --warmup 2 --prototypes 4096 \
+	    --head-width 1024 --large 64 --small 32 --precision bf16 --compile --workers $(CORES) --resume
 
 # The constraints hold torch at one build; without them pip may fetch gigabytes of CUDA packages.
 $(STAMP): pyproject.toml constraints.txt

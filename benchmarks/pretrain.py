@@ -2,10 +2,12 @@
 
     python benchmarks/pretrain.py speed  --compile --precision bf16 --out benchmarks/results/pretrain-speed.json
     python benchmarks/pretrain.py family --compile --precision bf16 --out benchmarks/results/pretrain-family.json
+    python benchmarks/pretrain.py measure --backbone sightline-nano --out benchmarks/results/pretrain-nano.json
 
 `speed` takes turns: an epoch of the real loop, then as many steps of the same student and teacher on fixed crops (no
 data, no augmentation). `family` pretrains every size, and compares it on held-out pictures with random weights and with
 a supervised model of the same size: neighbours of the right class, and how much of the attention lies on the creature.
+`measure` does so for weights that are there already, beside random ones.
 """
 
 from __future__ import annotations
@@ -82,6 +84,13 @@ class Family(Common):
     test: int = 2000
     bank: int = 10_000
     """Training pictures whose labels the neighbours vote with."""
+
+
+@dataclass(frozen=True)
+class Measure(Common):
+    backbone: str = "sightline-nano"
+    pictures: int = 10_000
+    test: int = 2048
 
 
 def pretraining(config: Common, data: Path, out: Path, size: str, epochs: int, warmup: float) -> Pretrain:
@@ -235,12 +244,35 @@ def supervised(config: Family, data: Path, folder: Path, random: Path) -> ViT:
     return load(train(asked)).method.vit
 
 
+def open_splits(rows: Rows, pixels: int, bank: int) -> dict[str, tuple]:
+    chosen = {"bank": rows.where("train")[:bank], "val": rows.where("val"), "test": rows.where("test")}
+    return {name: open_pictures(rows, indices, Canvas((pixels, pixels))) for name, indices in chosen.items()}
+
+
+def attention_sheet(images: torch.Tensor, maps: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "held-out pictures": images.float() / 255,
+        "attention of CLS in the last block, mean of the heads": lit(images, maps[:, 0]),
+        "its best head (chosen on other pictures)": lit(images, maps[:, 1]),
+    }
+
+
+def measured(config: Measure, folder: Path) -> dict:
+    rows = read_rows(pictures(config, folder, config.test))
+    splits, device = open_splits(rows, config.pixels, config.pictures), make_accelerator(config.device).device
+    vits = {"pretrained": load_backbone(config.backbone), "random": load_backbone(f"random:{config.backbone}")}
+    figures = {name: measure(vit, splits, device) for name, vit in vits.items()}
+    if config.out is not None:
+        few = slice(0, 8)
+        picture = sheet(attention_sheet(splits["test"][0][few], figures["pretrained"][1][few]))
+        picture.save(config.out.with_suffix(".png"))
+    return {"backbone": config.backbone} | {name: found for name, (found, _) in figures.items()}
+
+
 def family(config: Family, folder: Path) -> dict:
     data = pictures(config, folder, config.test)
     rows = read_rows(data)
-    canvas = Canvas((config.pixels, config.pixels))
-    chosen = {"bank": rows.where("train")[: config.bank], "val": rows.where("val"), "test": rows.where("test")}
-    splits = {name: open_pictures(rows, indices, canvas) for name, indices in chosen.items()}
+    splits = open_splits(rows, config.pixels, config.bank)
     few, members, device = slice(0, 8), [], make_accelerator(config.device).device
     for size in config.sizes:
         asked = pretraining(config, data, folder / size, size, config.epochs, config.warmup)
@@ -254,9 +286,7 @@ def family(config: Family, folder: Path) -> dict:
         figures = {name: measure(vit, splits, device) for name, vit in vits.items()}
         maps = figures["pretrained"][1]
         images = splits["test"][0][few]
-        captions = {"held-out pictures": images.float() / 255}
-        captions["attention of CLS in the last block, mean of the heads"] = lit(images, maps[few, 0])
-        captions["its best head (chosen on other pictures)"] = lit(images, maps[few, 1])
+        captions = attention_sheet(images, maps[few])
         captions["supervised, same size: mean of the heads"] = lit(images, figures["supervised"][1][few, 0])
         where = (config.out or folder / "family.json").with_name(f"attention-{size}.png")
         where.parent.mkdir(parents=True, exist_ok=True)
@@ -274,10 +304,11 @@ def family(config: Family, folder: Path) -> dict:
 
 def main() -> None:
     sub = tyro.conf.subcommand
-    config = tyro.cli(Annotated[Speed, sub("speed")] | Annotated[Family, sub("family")], description=__doc__)  # ty: ignore[no-matching-overload]
+    kinds = Annotated[Speed, sub("speed")] | Annotated[Family, sub("family")] | Annotated[Measure, sub("measure")]
+    config = tyro.cli(kinds, description=__doc__)  # ty: ignore[no-matching-overload]
     with tempfile.TemporaryDirectory() as name:
         folder = config.runs or Path(name)
-        figures = speed(config, folder) if isinstance(config, Speed) else family(config, folder)
+        figures = {Speed: speed, Family: family, Measure: measured}[type(config)](config, folder)
     print(figures)
     if config.out is not None:
         device = "cpu" if config.device == "cpu" or not torch.cuda.is_available() else "cuda"

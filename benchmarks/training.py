@@ -7,12 +7,8 @@ The limit is the model's own: forward, backward, clipping and the optimiser's st
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -77,25 +73,6 @@ def limit(erm: Erm, steps: int) -> float:
     return steps * batches.batch / (now(accelerator.device) - began)
 
 
-@contextlib.contextmanager
-def watched() -> Generator[dict[str, float]]:
-    """The share of the time in which the GPU did anything at all, as its driver tells it, over the later half."""
-    found: dict[str, float] = {}
-    if not shutil.which("nvidia-smi"):
-        yield found
-        return
-    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
-    watch = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
-    try:
-        yield found
-    finally:
-        watch.terminate()
-        said = [int(line) for line in watch.communicate()[0].split() if line.isdigit()]
-        late = said[len(said) // 2 :]
-        if late:
-            found["gpu_busy"] = sum(late) / len(late) / 100
-
-
 def main() -> None:
     config = tyro.cli(Training, description=__doc__)
     rows = []
@@ -104,16 +81,13 @@ def main() -> None:
         for k, backbone in enumerate(config.backbones):
             for compiled in config.compile:
                 name = f"{k}-{compiled}"
-                with watched() as at_limit:
-                    bound = limit(settings(config, k, folder / f"{name}-limit", compiled), config.steps)
+                bound = limit(settings(config, k, folder / f"{name}-limit", compiled), config.steps)
                 ways = {"cache": folder / "cache"} | ({"files": None} if config.decode and not compiled else {})
                 for way, cache in ways.items():
                     erm = replace(settings(config, k, folder / f"{name}-{way}", compiled), cache=cache)
-                    with watched() as busy:
-                        speed = read_run(train(erm)).facts["speed"]
+                    speed = read_run(train(erm)).facts["speed"]
                     row = {"backbone": backbone, "batch": erm.batch, "compiled": compiled, "from": way, "limit": bound}
                     row |= speed | {"share_of_limit": speed["images_per_second"] / bound}
-                    row |= busy | {f"{name}_at_limit": value for name, value in at_limit.items()}
                     rows.append(row)
                     print(json.dumps(row), flush=True)
     if config.out:

@@ -1,7 +1,10 @@
-"""Commands as a user types them, run in this process."""
+"""Commands as a user types them, run in this process, and what they are tried on."""
 
 import contextlib
+import csv
 import io
+import json
+import shutil
 import sys
 
 import pytest
@@ -23,3 +26,26 @@ def typed(*arguments) -> tuple[int, str, str]:
         except SystemExit as exit_:
             return int(exit_.code or 0), out.getvalue(), err.getvalue()
     raise AssertionError("every command ends with an exit code")
+
+
+def toy_pictures(toy, folder, count=12, column=None):
+    """Some of the toy's pictures as class folders, or with a group column of this name as rows.csv."""
+    folder.mkdir(parents=True)
+    lines = [f"image,label,{column}"]
+    with (toy / "rows.csv").open(newline="") as file:
+        for i, row in enumerate(list(csv.DictReader(file))[:count]):
+            target = folder / row["label"] / f"{i}.png"
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(toy / row["image"], target)
+            lines.append(f"{row['label']}/{i}.png,{row['label']},{'odd' if i % 2 else 'even'}")
+    if column:
+        (folder / "rows.csv").write_text("\n".join(lines))
+    return folder
+
+
+def copied(run, folder, **facts):
+    """A run that says something else about itself."""
+    shutil.copytree(run, folder)
+    known = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**known, **facts}))
+    return folder

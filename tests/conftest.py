@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import sightline
+from sightline.data.toyset import write_toy
 from sightline.vit import Input, ViT, ViTConfig
+
+from .commands import SMALL, typed
+from .training import files, small
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach out
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests, and the programs they start, run side by side
@@ -38,6 +43,29 @@ def small_vit(seed: int = 0, **changes) -> ViT:
             centre = 1.0 if name.endswith(("norm.weight", "norm1.weight", "norm2.weight", "gamma")) else 0.0
             parameter.normal_(centre, scale if parameter.ndim > 1 else 0.1, generator=generator)
     return vit.eval()
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory) -> Path:
+    """A small data set on disk: 64 pixels, the shortcut right nine times out of ten."""
+    return write_toy(tmp_path_factory.mktemp("data") / "toy", train=96, val=32, test=48)
+
+
+@pytest.fixture(scope="session")
+def runs(toy, tmp_path_factory) -> Path:
+    """A probe, and two seeds of ERM, trained from the command line. Not to be written to."""
+    folder = tmp_path_factory.mktemp("runs")
+    one_epoch = ("erm", toy, *SMALL, "--epochs", 1)
+    jobs = {"probe": ("probe", toy, *SMALL), "erm-0": one_epoch, "erm-1": (*one_epoch, "--seed", 1)}
+    for name, told in jobs.items():
+        assert typed("train", *told, "--out", folder / name)[0] == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def whole(request, toy, tmp_path_factory) -> dict[str, bytes]:
+    """The files of a run of three epochs that nothing interrupted, perhaps with other settings."""
+    return files(sightline.train(small(toy, tmp_path_factory.mktemp("whole") / "run", **getattr(request, "param", {}))))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import torch
 from sightline.weights import load_backbone
 
 from .conftest import small_vit
-from .test_weights import assert_same_bits, in_shards, stored
+from .weight_files import assert_same_bits, in_shards, stored
 
 HUB = pytest.mark.xdist_group("hub")  # its two processes run once
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -324,7 +324,7 @@ def test_pictures_without_masks_are_left_out_and_said_so(rows, accelerator):
     some = replace(rows, masks=["" if i % 3 == 0 else mask for i, mask in enumerate(rows.masks)])
     found = localize(LeftHalf(), some, some.where("test"), EXPECTS, accelerator, resamples=20)
     assert found.n == 16
-    assert "8 pictures without a mask" in found.notes[0]
+    assert "want of a mask: 8 of 24 pictures" in found.notes[0]
     with pytest.raises(UserError, match="no masks to compare with"):
         localize(LeftHalf(), replace(rows, masks=None), rows.where("test"), EXPECTS, accelerator)
 

@@ -22,6 +22,7 @@ class Known:
     revision: str | None = None
     file: str = "model.safetensors"
     note: str = ""  # for those without a repository: where to get the file
+    embedded: str | None = None  # the file that comes with this package
 
 
 SIZES = {  # width, depth, heads
@@ -130,6 +131,7 @@ _ALL = [
     _ibot("b", "vitb_16"),
     _ibot("l", "vitl_16"),
     Known("rad-dino", _RAD_DINO, "microsoft/rad-dino", "110cbc18d5133582e320b43d53bf5c44e410c936"),
+    Known("sightline-nano", own_vit("nano", 8, 96, registers=4), note="It comes with Sightline: made from its own toy pictures.", embedded="nano.safetensors"),
     Known("sightline-s16", _vit("s", 16, registers=4, input=Input()), note="It is made by this project's own pretraining."),
 ]
 # fmt: on

@@ -1,13 +1,10 @@
-"""The command line. Every command is a dataclass of `config.py`; heavy imports wait until one is chosen."""
+"""The command line. Every command is a dataclass of `config`; heavy imports wait until one is chosen."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
 from dataclasses import fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
@@ -32,16 +29,13 @@ from .config import (
     Pretrain,
     Probe,
     RandomCrop,
+    Shape,
     Toy,
     Train,
     Verify,
 )  # fmt: skip
 from .errors import UserError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from .verify import Certificate
+from .screen import bar, counted, fail, is_main_process, make_way, print_notes, show, show_metrics, write
 
 sub = tyro.conf.subcommand
 Command = (
@@ -65,6 +59,7 @@ Command = (
     | Annotated[Import, sub("import")]
     | Annotated[Evaluate, sub("evaluate")]
     | Annotated[Localize, sub("localize")]
+    | Annotated[Shape, sub("shape")]
     | Annotated[Predict, sub("predict")]
     | Annotated[Compare, sub("compare")]
     | Annotated[Verify, sub("verify")]
@@ -78,9 +73,9 @@ def main() -> None:
     try:
         sys.exit(run(command))
     except UserError as error:
-        sys.exit(_fail(str(error), 2))
+        sys.exit(fail(str(error), 2))
     except KeyboardInterrupt:
-        sys.exit(_fail("stopped; go on with --resume" if isinstance(command, Train) else "stopped", 130))
+        sys.exit(fail("stopped; go on with --resume" if isinstance(command, Train) else "stopped", 130))
 
 
 def run(command) -> int:
@@ -93,6 +88,7 @@ def run(command) -> int:
         Import: import_,
         Evaluate: evaluate,
         Localize: localize,
+        Shape: shape,
         Predict: predict,
         Compare: compare,
         Verify: verify,
@@ -111,8 +107,8 @@ def train(command: Train) -> int:
     from .train import train as run_training
 
     folder = run_training(command)
-    if _is_main_process():
-        _show_metrics(folder, "test")
+    if is_main_process():
+        show_metrics(folder, "test")
         print(f"The run is in {folder}.")
     return 0
 
@@ -123,16 +119,16 @@ def pretrain(command: Pretrain) -> int:
     from rich.console import Console
 
     from .pretrain import pretrain as run_pretraining
+    from .progress import figures_of_pretraining
     from .runs import read_run
 
     folder = run_pretraining(command)
-    if _is_main_process():
+    if is_main_process():
         run = read_run(folder)
         last = json.loads(run.log_file.read_text(encoding="utf-8").splitlines()[-1])
-        words = {"knn": "neighbours of the right class", "mass": "attention on the masks", "hit": "its peak on them"}
-        if found := [f"{what} {last[name]:.1%}" for name, what in words.items() if name in last]:
+        if found := figures_of_pretraining(last):
             print(", ".join(found))
-        _print_notes(Console(highlight=False), run.facts["data"]["notes"])
+        print_notes(Console(highlight=False), run.facts["data"]["notes"])
         print(f"The backbone is {folder / 'backbone.safetensors'}: give that to --backbone.")
     return 0
 
@@ -143,13 +139,13 @@ def check(command: Check) -> int:
     from .data.check import check as look_over
     from .data.rows import read_rows
 
-    _make_way(command.out)
+    make_way(command.out)
     rows = read_rows(command.data, layout=command.layout)
-    with _bar("opening pictures", len(rows)) as progress:
+    with bar("opening pictures", len(rows)) as progress:
         report = look_over(rows, open_images=not command.no_images, workers=command.workers, progress=progress)
     print("\n".join(report.lines()))
     if command.out is not None:
-        _write(command.out, json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
+        write(command.out, json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
     return int(not report.ok)
 
 
@@ -158,7 +154,7 @@ def data(command: Data) -> int:
 
     options = {f.name: getattr(command, f.name) for f in fields(command) if f.name != "name"}
     built = build(command.name, Build(**options))
-    print(f"{built.folder}: {built.images:,} pictures{' (already there)' if built.reused else ''}")
+    print(f"{built.folder}: {counted(built.images)}{' (already there)' if built.reused else ''}")
     for split, counts in built.counts.items():
         print(f"  {split}: " + ", ".join(f"{group} {count:,}" for group, count in counts.items()))
     return 0
@@ -170,7 +166,8 @@ def toy(command: Toy) -> int:
     if command.out.exists():
         raise UserError(f"{command.out}: is there already; choose another folder")
     settings = {f.name: getattr(command, f.name) for f in fields(command) if f.name != "out"}
-    print(f"{write_toy(command.out, **settings)}: {command.train + command.val + command.test:,} pictures and rows.csv")
+    count = command.train + command.val + command.test
+    print(f"{write_toy(command.out, **settings)}: {counted(count)} and rows.csv")
     return 0
 
 
@@ -192,8 +189,8 @@ def evaluate(command: Evaluate) -> int:
     from .assess import assess
 
     folder = assess(command)
-    if _is_main_process():
-        _show_metrics(folder, command.split)
+    if is_main_process():
+        show_metrics(folder, command.split)
         print(f"Metrics and answers per picture are in {folder}.")
     return 0
 
@@ -205,26 +202,36 @@ def localize(command: Localize) -> int:
     from .localize import localize_run
 
     found, path = localize_run(command)
-    if _is_main_process():
+    if is_main_process():
         console = Console(highlight=False)
-        console.print(f"{escape(str(command.run))}, split {command.split!r}: {found.n:,} pictures", soft_wrap=True)
+        console.print(f"{escape(str(command.run))}, split {command.split!r}: {counted(found.n)}", soft_wrap=True)
         console.print(found.table())
-        _print_notes(console, found.notes)
+        print_notes(console, found.notes)
         print(f"The figures are in {path}.")
+    return 0
+
+
+def shape(command: Shape) -> int:
+    from .shape import shape_run
+
+    found, path = shape_run(command)
+    if is_main_process():
+        print(found.sentence)
+        print(f"Every group and the probe's answers are in {path.parent}.")
     return 0
 
 
 def predict(command: Predict) -> int:
     from .assess import predict_pictures
 
-    _make_way(command.out)
+    make_way(command.out)
     guesses = predict_pictures(command)
     if command.out is None:
         sys.stdout.write(guesses.text)
     else:
-        _write(command.out, guesses.text)
+        write(command.out, guesses.text)
     if guesses.unreadable:
-        return _fail(f"{guesses.unreadable:,} of {guesses.pictures:,} pictures could not be read", 1)
+        return fail(f"{guesses.unreadable:,} of {guesses.pictures:,} pictures could not be read", 1)
     return 0
 
 
@@ -235,14 +242,14 @@ def compare(command: Compare) -> int:
 
     from .assess import compare_runs
 
-    _make_way(command.out)
+    make_way(command.out)
     comparison = compare_runs(command)
     console = Console(highlight=False)
     console.print(f"On the split {command.split!r}:")
     console.print(comparison.table())
-    _print_notes(console, comparison.warnings)
+    print_notes(console, comparison.warnings)
     if command.out is not None:
-        _write(command.out, json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False) + "\n")
+        write(command.out, json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False) + "\n")
     return 0
 
 
@@ -258,16 +265,16 @@ def verify(command: Verify) -> int:
     from .subject import subject_of
     from .verify import verify as prove
 
-    _make_way(command.out)
+    make_way(command.out)
     subject = subject_of(command)
-    kind = "pictures" if command.images else "toy pictures"
-    print(f"{subject.name} on {len(subject.images)} {kind}, looking by {subject.where}.")
+    kind = "picture" if command.images else "toy picture"
+    print(f"{subject.name} on {counted(len(subject.images), kind)}, looking by {subject.where}.")
     if subject.note:
         print(f"({subject.note})")
     if isinstance(subject.module, Judge):
         certificate = prove(subject.module, subject.images, subject.sight, draws=command.draws, seed=command.seed)
         if command.out is not None:
-            _write(command.out, certificate.to_json() + "\n")
+            write(command.out, certificate.to_json() + "\n")
         show(certificate)
         return int(certificate.verdict != "blind")
     assert subject.sight is not None, "only methods look for themselves"
@@ -275,39 +282,9 @@ def verify(command: Verify) -> int:
         subject.module, subject.images, subject.sight, call=subject.call, draws=command.draws, seed=command.seed
     )
     if command.out is not None:
-        _write(command.out, leak.to_json() + "\n")
+        write(command.out, leak.to_json() + "\n")
     print(leak.sentence)
     return int(leak.leaks)
-
-
-def show(certificate: Certificate, *, brief: bool = False) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    if not brief:
-        table = Table("hidden", "redrawn with", "trials", "changed", "largest change", box=None, pad_edge=False)
-        for row in certificate.tried:
-            largest = "–" if row.largest_change is None else f"{row.largest_change:.3g}"
-            table.add_row(row.level, row.kind, f"{row.trials:,}", f"{row.changed:,}", largest)
-        console.print(table)
-    colour = "green" if certificate.verdict == "blind" else "red"
-    console.print(f"[bold {colour}]{certificate.verdict}[/]  {certificate.sentence}", soft_wrap=True)
-    if certificate.end_to_end:
-        console.print(
-            "End to end (a figure, not a proof: the selector sees the whole image), with hidden pixels redrawn:"
-        )
-        table = Table(
-            "redrawn with", "n", "answer changed", "sight changed", "overlap of sights", box=None, pad_edge=False
-        )
-        for kind, row in certificate.end_to_end["redrawn_with"].items():
-            shares = [
-                f"{row[figure] / row['n']:.0%} [{low:.0%}, {high:.0%}]"
-                for figure in ("answer_changed", "sight_changed")
-                for low, high in [row[f"{figure}_interval"]]
-            ]
-            table.add_row(kind, str(row["n"]), *shares, f"{row['sight_iou']:.2f}")
-        console.print(table)
 
 
 def backbones() -> int:
@@ -325,85 +302,3 @@ def backbones() -> int:
         )
     Console(highlight=False).print(table)
     return 0
-
-
-def _show_metrics(folder: Path, split: str) -> None:
-    """The table of one split, under what it is about, and what to know about it."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    from .cost import Cost
-    from .metrics import Metrics, read_metrics
-    from .runs import read_run
-
-    content = read_metrics(folder / "metrics.json")
-    about = content.get("data") or read_run(folder).facts["data"] | {"own": True}
-    shown = split if split in content["splits"] else next(iter(content["splits"]))
-    metrics = Metrics.from_dict(content["splits"][shown])
-    selected = content.get("selected_by") is not None
-    console = Console(highlight=False)
-    console.print(f"{escape(about['name'])}, split {shown!r}: {metrics.n:,} pictures", soft_wrap=True)
-    console.print(metrics.table())
-    notes = [f"there is no split {split!r}, so this is {shown!r}"] if shown != split else []
-    if about["own"] and shown == "train":
-        notes.append("the model was trained on these pictures: expect less on others")
-    if about["own"] and selected and shown == content["selected_on"]:
-        notes.append("these pictures also chose the weights: expect less on others")
-    _print_notes(console, (*notes, *about["notes"], *metrics.warnings))
-    chosen = f"Weights selected by {content['selected_by']} on the {content['selected_on']} data."
-    rule = chosen if selected else "Nothing was selected."
-    console.print(f"[bold]{escape(metrics.headline())}[/]. {rule}", soft_wrap=True)
-    if shown in content.get("cost", {}):
-        console.print(Cost(**content["cost"][shown]).sentence, soft_wrap=True)
-
-
-def _print_notes(console: Console, notes: Iterable[str]) -> None:
-    from rich.markup import escape
-
-    for note in notes:
-        console.print(f"[yellow]note[/]  {escape(note)}", soft_wrap=True)
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Generator[Callable[[int], None] | None]:
-    """A bar to be told how much is done; None where nobody would see it."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
-def _is_main_process() -> bool:
-    from accelerate import PartialState
-
-    return PartialState().is_main_process
-
-
-def _make_way(path: Path | None) -> None:
-    """Before the work, so that it is not done in vain."""
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
-    if path.is_dir():
-        raise UserError(f"{path}: cannot be written (it is a folder); name a file")
-
-
-def _write(path: Path, text: str) -> None:
-    _make_way(path)
-    try:
-        path.write_text(text, encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"sightline: {message}", file=sys.stderr)
-    return code

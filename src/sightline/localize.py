@@ -128,7 +128,8 @@ def _with_masks(rows: Rows, indices: np.ndarray) -> tuple[np.ndarray, tuple[str,
             f"{rows.name}: no masks to compare with; list them in rows.csv (column mask), or choose other data"
         )
     left_out = int((~there).sum())
-    return indices[there], (f"{left_out:,} pictures without a mask are left out",) if left_out else ()
+    note = f"left out, for want of a mask: {left_out:,} of {len(indices):,} pictures"
+    return indices[there], (note,) if left_out else ()
 
 
 # ---- per image -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ def resize_learned(positions: Tensor, stored: tuple[int, int], grid: tuple[int, 
     """
     if grid == stored:
         return positions
-    rows, columns = (resizing(old, new, how).to(positions.device) for old, new in zip(stored, grid, strict=True))
+    rows, columns = (
+        resizing(*sides, how).to(positions.device, non_blocking=True) for sides in zip(stored, grid, strict=True)
+    )
     with torch.autocast(positions.device.type, enabled=False):
         resized = torch.einsum("hH,wW,bHWd->bhwd", rows, columns, positions.float().unflatten(1, stored))
     return resized.flatten(1, 2).to(positions.dtype)

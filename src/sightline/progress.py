@@ -61,12 +61,19 @@ class Progress:
 
     def epoch(self, line: Mapping, metric: str, speed: Speed) -> None:
         if self.show:
-            text = f"epoch {line['epoch']}: loss {line['loss']:.4f}, validation {metric} {line[metric]:.1%}, {speed}"
+            found = figures_of_pretraining(line) if metric == "last" else [f"validation {metric} {line[metric]:.1%}"]
+            text = ", ".join([f"epoch {line['epoch']}: loss {line['loss']:.4f}", *found, str(speed)])
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+def figures_of_pretraining(line: Mapping) -> list[str]:
+    """In words, as far as labels and masks allow to tell and the epoch was one to measure after."""
+    words = {"knn": "neighbours of the right class", "mass": "attention on the masks", "hit": "its peak on them"}
+    return [f"{what} {line[name]:.1%}" for name, what in words.items() if name in line]
 
 
 @contextlib.contextmanager

@@ -36,17 +36,7 @@ from .data.batches import Batches
 from .data.rows import Rows, read_rows
 from .errors import UserError
 from .evaluate import evaluate
-from .lessons import (
-    Desk,
-    Learner,
-    Lesson,
-    When,
-    exam_batches,
-    places_in_epoch,
-    refuse_hopeless,
-    training_batches,
-    view,
-)  # fmt: skip
+from .lessons import Desk, Learner, Lesson, When, exam_batches, places_in_epoch, refuse_hopeless, training_batches, view
 from .methods import maker_of
 from .predict import answer_batches, make_accelerator, needs_masks, shown
 from .progress import Progress, Speed, stopping_between_steps
@@ -232,7 +222,7 @@ def examine(course: Course) -> dict[str, Any]:
     """What the epoch has come to: the line for the log. The best weights so far are kept."""
     state, config, desk = course.state, course.config, course.desk
     epoch = state.epoch + 1
-    rate = base_lr(config, course.batches) * cosine(state.epoch, config.epochs)
+    rate = base_lr(config, course.batches) * cosine(state.epoch, config.epochs) * risen(epoch, config.warmup)
     losses = {name: total / max(1, state.step) for name, total in summed(state, desk.accelerator).items()}
     refuse_divergence(losses, epoch, desk.run)
     candidate = course.model if course.average is None else course.average
@@ -280,9 +270,14 @@ def step_seed(when: When, rank: int) -> int:
 
 def set_rate(optimizer, when: When, warmup: float) -> None:
     """A cosine per epoch; in the first `warmup` epochs also a line from 0, per step."""
-    risen = min(1.0, (when.number + 1) / (warmup * when.steps)) if warmup else 1.0
+    share = cosine(when.epoch, when.epochs) * risen((when.number + 1) / when.steps, warmup)
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * cosine(when.epoch, when.epochs) * risen
+        group["lr"] = group["initial_lr"] * share
+
+
+def risen(done: float, warmup: float) -> float:
+    """The share of the learning rate that warming up allows at the end of `done` epochs."""
+    return min(1.0, done / warmup) if warmup else 1.0
 
 
 def cosine(epoch: int, epochs: int) -> float:

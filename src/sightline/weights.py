@@ -178,7 +178,11 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
 
 
 def download(known: Known, revision: str | None) -> tuple[Path, str | None]:
-    """The file in the hub's cache, fetched if need be, and the commit it is from."""
+    """The file in the hub's cache, fetched if need be, and the commit it is from; or the one that is embedded here."""
+    if known.embedded is not None:
+        if revision is not None:
+            raise UserError(f"{known.name}: comes with this package; revision={revision!r} is for the hub")
+        return Path(__file__).parent / "embedded" / known.embedded, None
     if known.repository is None:
         raise UserError(
             f"{known.name}: not published as safetensors. {known.note} Then give that file, with like={known.name!r}"

@@ -1,10 +1,13 @@
-"""The drawn birds and scenes that every test of the builders starts from."""
+"""The drawn birds and scenes that every test of the builders starts from, and pictures to augment."""
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from sightline.config import Build
+from sightline.data.augment import Pictures
+from sightline.data.toy import make_toy
 
 from .miniature import draw_cub, draw_scenes
 
@@ -22,3 +25,10 @@ def scenes(tmp_path_factory) -> Path:
 @pytest.fixture
 def options(cub, scenes, tmp_path) -> Build:
     return Build(cub, tmp_path / "set", scenes, workers=1)
+
+
+@pytest.fixture(scope="module")
+def toys() -> Pictures:
+    toy = make_toy(12, size=64, seed=5)
+    boxes = torch.tensor([[[5.0, 9.0, 40.0, 50.0], [torch.nan] * 4]]).expand(12, 2, 4)
+    return Pictures(toy.images, toy.masks, boxes, toy.keypoints)

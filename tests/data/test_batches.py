@@ -305,7 +305,7 @@ def test_waiting_is_measured_and_work_ahead_shortens_it(rows):
     [
         ({"indices": np.array([], dtype=int)}, "noise: no images to make batches of"),
         ({"batch": 2, "world": 3}, "a batch of 2 cannot be shared by 3 processes"),
-        ({"batch": 24, "drop_last": True}, "noise: 23 images do not fill a batch of 24"),
+        ({"batch": 24, "drop_last": True}, "noise: too few images .23. for a batch of 24"),
         ({"weights": np.zeros(23)}, "noise: the weights of its images must be 0 or more, and not all 0"),
     ],
 )

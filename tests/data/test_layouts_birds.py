@@ -58,7 +58,7 @@ def test_waterbirds_groups_are_twice_the_label_plus_the_place(tmp_path):
     assert rows.groups.tolist() == [2, 3, 3, 1]
     assert [SPLITS[split] for split in rows.splits] == ["test", "train", "train", "val"]
     assert rows.boxes is rows.masks is rows.keypoints is None
-    assert any(note.startswith("1 pictures of landbirds (Eastern Towhee") for note in rows.notes)
+    assert any(note.startswith("pictures of landbirds (Eastern Towhee") for note in rows.notes)
 
 
 def test_waterbirds_inside_cub_have_its_masks_boxes_and_key_points(tmp_path):

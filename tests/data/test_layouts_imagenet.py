@@ -68,7 +68,7 @@ def test_imagenet_val_is_the_test_split_with_boxes(tmp_path):
     assert [SPLITS[split] for split in rows.splits] == ["train", "train", "test", "test"]
     assert [len(boxes) for boxes in rows.boxes] == [0, 0, 2, 0]
     assert np.array_equal(rows.boxes[2], [[1, 2, 6, 7.5], [3, 2, 6, 7.5]])
-    assert any("1 pictures of the test split have no box" in note for note in rows.notes)
+    assert "no box file for 1 of the pictures of the test split" in rows.notes
     assert any("3 of the 1,000" in note for note in rows.notes)
 
 

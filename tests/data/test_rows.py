@@ -97,7 +97,7 @@ def test_what_is_left_out_is_said(tmp_path):
     rows = read_rows(tmp_path)
     assert rows.classes == ("a", "b")
     told = " | ".join(rows.notes)
-    assert "1 pictures beside the folders are left out (cover.png" in told
+    assert "pictures beside the folders, left out: 1 (cover.png" in told
     assert "a: folders inside a class folder are left out (old)" in told
     assert "c: no pictures, left out" in told
 
@@ -110,7 +110,7 @@ def test_what_is_left_out_is_said(tmp_path):
         (["cub.csv"], "to read cub.csv, give the file itself"),
         (["train/cat/1.png", "cat/1.png"], "has train beside cat; expected .* not both"),
         (["val/cat/1.png", "valid/cat/1.png"], "val, valid name the same split twice"),
-        (["train/cat/1.png", "test/1.png"], "test: 1 pictures lie beside the class folders"),
+        (["train/cat/1.png", "test/1.png"], "test: pictures beside the class folders .1.; put"),
         (["images/cat/1.png", "images/dog/1.png"], r"images: holds folders .cat, dog., not pictures"),
         (["images/1.png", "masks/1.png"], "images and masks are no classes; list both in rows.csv"),
     ],
@@ -171,7 +171,7 @@ def test_rows_of_one_image_stay_together(tmp_path):
     rows = read_rows(make_csv(tmp_path, "image,label\n" + "\n".join(lines)))
     assert min(sizes(rows)) >= 3
     assert len({(image, split) for image, split in zip(rows.images, rows.splits.tolist(), strict=True)}) == 100
-    assert rows.notes[0] == "200 rows repeat an image of an earlier row"
+    assert rows.notes[0] == "rows that repeat an image of an earlier row: 200"
 
 
 # ---- what rows can do ------------------------------------------------------------------------------------------------

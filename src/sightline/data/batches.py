@@ -88,7 +88,7 @@ class Batches:
         if batch < world:
             raise UserError(f"a batch of {batch} cannot be shared by {world} processes; give each at least one image")
         if drop_last and len(self.indices) < batch:
-            raise UserError(f"{rows.name}: {len(self.indices)} images do not fill a batch of {batch}; make it smaller")
+            raise UserError(f"{rows.name}: too few images ({len(self.indices)}) for a batch of {batch}; lower it")
         self.batch, self.shuffle, self.seed, self.drop_last = batch, shuffle, seed, drop_last
         self.rank, self.world = rank, world
         self._shares_of_draw = None if weights is None else _cumulative(weights, self.indices, rows, shuffle)

@@ -138,7 +138,7 @@ def _with_boxes(rows: Rows, annotations: Path) -> Rows:
     if not any(there):
         raise wrong_folder(annotations, "ILSVRC's boxes", f"a file for each picture in val ({files[0]})")
     lacking = len(there) - sum(there)
-    note = (f"{lacking:,} pictures of the test split have no box file",) if lacking else ()
+    note = (f"no box file for {lacking:,} of the pictures of the test split",) if lacking else ()
     return replace(rows, boxes=boxes, notes=rows.notes + note)
 
 
@@ -279,7 +279,7 @@ def read_imagenet_s(root: Path) -> Rows:
     there = present(folder, masks)
     if any(there):
         lacking = sum(not found and split != TEST for found, split in zip(there, rows.splits, strict=True))
-        notes = [f"{lacking:,} pictures of train and val have no mask"] if lacking else []
+        notes = [f"no mask for {lacking:,} of the pictures of train and val"] if lacking else []
         masks = [mask if found else "" for mask, found in zip(masks, there, strict=True)]
         return replace(rows, masks=masks, notes=(*rows.notes, "the test split has no published masks", *notes))
     how = command_for("imagenet-s", folder)

@@ -37,7 +37,7 @@ def read_metashift_disc(root: Path) -> Rows:
     files = Counter((f.split, f.label, name) for f in folders for name in pictures(folder / f.path))
     twice = sum(count - 1 for count in files.values())
     notes = [f"{NO_VAL}; DISC takes 15 % of the test pictures for it, which is not done here"]
-    notes += [f"{twice:,} pictures are in two contexts of one class, and counted in both"] if twice else []
+    notes += [f"pictures in two contexts of one class, counted in both: {twice:,}"] if twice else []
     used = {f.path for f in folders}
     others = [name for path in needs for name in class_folders(folder / path) if f"{path}/{name}" not in used]
     notes += [f"contexts of other experiments are left out ({', '.join(others[:4])})"] if others else []
@@ -82,11 +82,11 @@ def read_metashift_animals(root: Path, seed: int | str = 0) -> Rows:
         folders.append(Folder(pictures_in, ANIMALS.index(animal), split, context, files))
     notes = [
         f"{NO_VAL}; neither is the division of the contexts: this one is drawn with seed {seed}",
-        f"{dropped:,} rows were taken from train because their pictures are in a test context",
+        f"rows taken from train because their pictures are in a test context: {dropped:,}",
         "a picture in several contexts makes several rows",
     ]
     several = _with_several_animals(folders)
-    notes += [f"{several:,} pictures show several of the animals and are rows of each"] if several else []
+    notes += [f"pictures that show several of the animals and are rows of each: {several:,}"] if several else []
     return rows_of_folders("metashift-animals", root, ANIMALS, folders, notes)
 
 

@@ -149,7 +149,7 @@ def read_folder(path: Path | str, *, seed: int = 0, whole: bool = False) -> Rows
         raise UserError(f"{root}: {', '.join(words)} name the same split twice; keep one folder for each")
     if {"images", "masks"} <= set(folders):
         raise UserError(f"{root}: images and masks are no classes; list both in rows.csv (columns image, label, mask)")
-    notes = [f"{len(loose):,} pictures beside the folders are left out ({loose[0]} …)"] if loose else []
+    notes = [f"pictures beside the folders, left out: {len(loose):,} ({loose[0]} …)"] if loose else []
     images, names, splits = [], Words(), array("b")
     for word in words or [""]:
         for name, files in _class_folders(root, word, notes):
@@ -173,7 +173,7 @@ def _class_folders(root: Path, split: str, notes: list[str]) -> Iterator[tuple[s
     here = root / split
     folders, loose = _scan(here) if split else (_scan(here)[0], [])
     if loose:
-        raise UserError(f"{here}: {len(loose):,} pictures lie beside the class folders; put each into one")
+        raise UserError(f"{here}: pictures beside the class folders ({len(loose):,}); put each into one")
     for name in folders:
         inner, files = _scan(here / name)
         if inner and not files:
@@ -235,7 +235,7 @@ def read_csv(path: Path | str, *, seed: int = 0, whole: bool = False) -> Rows:
     if unused := [name for name in table.unused if name]:
         notes.append(f"columns that are not used: {_few(unused)}")
     if repeated := int((first != np.arange(len(first))).sum()):
-        notes.append(f"{repeated:,} rows repeat an image of an earlier row")
+        notes.append(f"rows that repeat an image of an earlier row: {repeated:,}")
     rows = Rows(
         name=(file.resolve().parent.name if file.name == "rows.csv" else file.stem),
         root=file.parent,

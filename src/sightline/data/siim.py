@@ -40,7 +40,7 @@ def read_siim(root: Path) -> Rows:
     there = present(root, masks)
     if any(there):
         lacking = len(there) - sum(there)
-        notes = (*rows.notes, f"{lacking:,} pictures have no mask") if lacking else rows.notes
+        notes = (*rows.notes, f"no mask for {lacking:,} of the pictures") if lacking else rows.notes
         masks = [mask if found else "" for mask, found in zip(masks, there, strict=True)]
         return replace(rows, masks=masks, notes=notes)
     how = command_for("siim", root)
@@ -87,10 +87,10 @@ def _read_kaggle(root: Path) -> Rows:
         folders.append(Folder(path.parent.as_posix(), label, split, attribute, (path.name,)))
     notes = [NO_VAL, ONLY_TEST]
     for count, told in (
-        (len(found.keys() - labels.keys()), "pictures without a label are left out"),
-        (len(tubes.keys() - labels.keys()), "pictures with a tube label have no other label and are left out"),
+        (len(found.keys() - labels.keys()), "pictures without a label, left out"),
+        (len(tubes.keys() - labels.keys()), "pictures with a tube label and no other, left out"),
     ):
-        notes += [f"{count:,} {told}"] if count else []
+        notes += [f"{told}: {count:,}"] if count else []
     return rows_of_folders("siim", root, CLASSES, folders, notes, (".dcm",))
 
 

@@ -41,7 +41,7 @@ def read_unlabelled(path: Path, *, seed: int = 0) -> Rows:
     else:
         root, (images, masks) = file.parent, _columns(file)
     if len(images) < 2:
-        raise UserError(f"{path}: {len(images)} pictures; give at least two")
+        raise UserError(f"{path}: {'one picture' if images else 'no pictures'}; give at least two")
     watched = min(MOST_WATCHED, max(1, round(WATCHED * len(images))))
     splits = np.full(len(images), TRAIN, np.int8)
     splits[np.random.default_rng((seed, VAL)).permutation(len(images))[:watched]] = VAL

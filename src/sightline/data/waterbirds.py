@@ -80,5 +80,5 @@ def _known_noise(names: list[str], labels: list[int]) -> list[str]:
         label == 1 and any(bird in name for bird in NAMED_BY_MISTAKE) for name, label in zip(names, labels, strict=True)
     )
     species = ", ".join(NAMED_BY_MISTAKE).replace("_", " ")
-    told = f"{mistaken:,} pictures of landbirds ({species}) are labelled waterbird, as published"
+    told = f"pictures of landbirds ({species}) labelled waterbird, as published: {mistaken:,}"
     return [told] if mistaken else []

@@ -123,7 +123,7 @@ def having_masks(rows: Rows) -> Rows:
         raise UserError(f"{rows.name}: has no masks; give a mask column, or --masks FOLDER, found:BACKBONE, ...")
     missing = [image for image, mask in zip(rows.images, rows.masks, strict=True) if not mask]
     if missing:
-        raise UserError(f"{rows.name}: {len(missing):,} pictures have no mask, such as {missing[0]}")
+        raise UserError(f"{rows.name}: no mask for {len(missing):,} of its pictures, such as {missing[0]}")
     return rows
 
 
@@ -139,7 +139,7 @@ def with_masks(rows: Rows, folder: Path) -> Rows:
         missing += [image] if found is None else []
     if missing:
         wanted = PurePosixPath(missing[0]).with_suffix(".png")
-        raise UserError(f"{folder}: no mask for {len(missing):,} pictures, such as {missing[0]} (wanted: {wanted})")
+        raise UserError(f"{folder}: no mask for {len(missing):,} of the pictures, such as {missing[0]}; add {wanted}")
     return replace(rows, masks=masks, notes=(*rows.notes, f"masks from {folder.name}"))
 
 

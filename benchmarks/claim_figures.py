@@ -1,0 +1,218 @@
+"""What claims are tested with: figures of trained rows, read from their run folders, or measured and put there."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sightline.answers import Answers, aligned
+from sightline.compare import compare
+from sightline.config import Evaluate, Shape
+from sightline.errors import UserError
+from sightline.evaluate import RESAMPLES, Cells, across_seeds
+from sightline.intervals import TAIL, over_runs, resample
+from sightline.metrics import Estimate
+from waterbirds import Waterbirds, folder_of
+
+Z = 1.959964
+Pair = tuple[dict[str, Estimate], Estimate]  # the figures of two rows, or of one, and the difference
+
+
+class Missing(Exception):
+    """What a test needs is not there; says what to do."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    folder: Path
+    split: str = "test"
+    proof: Path = Path("proof.json")
+    pictures: int = 32
+    read_only: bool = False
+    device: str = "auto"
+    workers: int = 2
+
+    def of(self, row: str) -> list[Path]:
+        """The folders of a row's finished seeds."""
+        start = folder_of(Waterbirds(Path(), "", self.folder), row, 0).name.removesuffix("0")
+        there = [path for path in self.folder.glob(f"{start}*") if path.name.removeprefix(start).isdigit()]
+        done = [path for path in there if (path / "predictions" / f"{self.split}.csv").exists()]
+        return sorted(done, key=lambda path: int(path.name.removeprefix(start)))
+
+    def needed(self, row: str) -> list[Path]:
+        if found := self.of(row):
+            return found
+        raise Missing(f"no run of {row!r}")
+
+    def facts(self) -> dict[str, Any]:
+        """The backbone and the data, which must be the same in all runs, or nothing could be compared."""
+        found: dict[str, tuple[Path, dict[str, Any]]] = {}
+        for path in sorted(self.folder.glob("*/run.json")):
+            run = json.loads(path.read_text(encoding="utf-8"))
+            if (path.parent / "predictions").exists():
+                backbone = dict(run["backbone"] or {})
+                backbone["file"] = Path(backbone.get("file") or "").name
+                data = {name: value for name, value in run["data"].items() if name not in ("path", "notes")}
+                facts = {"selection": run["selection"], "backbone": backbone, "data": data}
+                found.setdefault(json.dumps([backbone, data["fingerprint"]], sort_keys=True), (path, facts))
+        if len(found) > 1:
+            (one, _), (other, _) = list(found.values())[:2]
+            raise UserError(f"{one} and {other}: other data or another backbone, so they cannot be compared")
+        return next(iter(found.values()))[1] if found else {}
+
+    def answers(self, row: str) -> list[Answers]:
+        return [self._read(folder / "predictions" / f"{self.split}.csv", folder) for folder in self.needed(row)]
+
+    def shape_answers(self, row: str) -> list[Answers]:
+        """Of the probes that see the shape alone."""
+        from sightline.shape import shape_run
+
+        paths = [folder / "shape" / f"{self.split}.csv" for folder in self.needed(row)]
+        for path in paths:
+            command: Any = {"split": self.split, "device": self.device, "workers": self.workers}
+            self.measured(path, "sightline shape", lambda run, asked=command: shape_run(Shape(run, **asked)))
+        return [self._read(path, path.parents[1]) for path in paths]
+
+    def measured(self, path: Path, command: str, measure: Callable[[Path], object]) -> None:
+        """What is not there yet is measured, if the run's weights and data are."""
+        folder = next(parent for parent in path.parents if (parent / "run.json").exists())
+        if path.exists():
+            return
+        missing = Missing(f"not measured: `{command} {folder.name}`")
+        if self.read_only:
+            raise missing
+        try:
+            measure(folder)
+        except UserError as error:
+            print(error, file=sys.stderr)  # not in the results: it may name folders of this machine
+            raise missing from error
+
+    def _read(self, path: Path, folder: Path) -> Answers:
+        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        return Answers.load_csv(path, split=self.split, group_names=facts["data"]["group_names"])
+
+
+# ---- two rows against each other -------------------------------------------------------------------------------------
+
+
+def worst_group(runs: Runs, ours: str, theirs: str) -> Pair:
+    reference, entry = compare({theirs: runs.answers(theirs), ours: runs.answers(ours)}).entries
+    assert entry.worst_gain is not None
+    return {ours: entry.worst, theirs: reference.worst}, entry.worst_gain
+
+
+def grid_iou(runs: Runs, ours: str, theirs: str) -> Pair:
+    """Unpaired: localisation keeps no figures per picture. Too wide, if anything, where both look at the same ones."""
+    one, other = (mean_over_seeds(seeds_grid_iou(runs, row)) for row in (ours, theirs))
+    half = math.hypot(one.high - one.value, other.high - other.value)
+    value, how = one.value - other.value, "unpaired, normal, from the intervals of both"
+    difference = Estimate(value, value - half, value + half, min(one.n, other.n), how, difference=True)
+    return {ours: one, theirs: other}, difference
+
+
+def seeds_grid_iou(runs: Runs, row: str) -> list[Estimate]:
+    found = []
+    for folder in runs.needed(row):
+        path = folder / "localization.json"
+        splits = json.loads(path.read_text(encoding="utf-8"))["splits"] if path.exists() else {}
+        if runs.split not in splits:
+            raise Missing(f"not measured: `sightline localize {folder.name} --split {runs.split}`")
+        found.append(Estimate(**splits[runs.split]["figures"]["grid_iou"]))
+    return found
+
+
+def mean_over_seeds(seeds: Sequence[Estimate]) -> Estimate:
+    """More seeds make the share of seeds in its variance smaller, not that of the pictures, which are the same."""
+    values = np.array([one.value for one in seeds])
+    variance = np.mean([((one.high - one.low) / (2 * Z)) ** 2 for one in seeds])
+    variance += values.var(ddof=1) / len(values) if len(values) > 1 else 0.0
+    half, how = Z * math.sqrt(variance), "normal, over images" + (" and over seeds" if len(values) > 1 else "")
+    return Estimate(values.mean(), values.mean() - half, values.mean() + half, seeds[0].n, how)
+
+
+def label_from_shape(runs: Runs, ours: str, theirs: str) -> Pair:
+    answers = [runs.shape_answers(row) for row in (ours, theirs)]
+    figures = [across_seeds(block).balanced for block in answers]
+    return dict(zip((ours, theirs), figures, strict=True)), balanced_gain(*answers)
+
+
+def balanced_gain(ours: Sequence[Answers], theirs: Sequence[Answers]) -> Estimate:
+    """Of class-balanced accuracy, on the same pictures."""
+    runs = aligned([(f"run {number}", run) for number, run in enumerate([*ours, *theirs], 1)])
+    blocks, cells = (runs[: len(ours)], runs[len(ours) :]), Cells.of(runs[0])
+    correct = [np.stack([run.correct for run in block], axis=1) for block in blocks]
+    samples = resample(correct, cells.of_image, RESAMPLES, seed=0)
+    weights = cells.parts(cells.labels, runs[0].classes).shares.mean(axis=0)
+    (one, drawn), (other, other_drawn) = (sample.averages(weights) for sample in samples)
+    draws = over_runs(drawn, samples[0].runs) - over_runs(other_drawn, samples[1].runs)
+    low, high = np.quantile(draws, [TAIL, 1 - TAIL])
+    how = "paired bootstrap over images" + (" and over seeds" if len(runs) > 2 else "")
+    return Estimate(one.mean() - other.mean(), low, high, len(runs[0]), how, difference=True)
+
+
+MEASURES: dict[str, Callable[[Runs, str, str], Pair]] = {
+    "worst group": worst_group,
+    "grid IoU": grid_iou,
+    "label from shape": label_from_shape,
+}
+
+
+# ---- one row ---------------------------------------------------------------------------------------------------------
+
+
+def above_chance(runs: Runs, row: str) -> Pair:
+    metrics = across_seeds(runs.shape_answers(row))
+    told, chance = metrics.balanced, 1 / len(metrics.classes)
+    how = f"{told.how}; chance is {100 * chance:.1f} %"
+    over = Estimate(told.value - chance, told.low - chance, told.high - chance, told.n, how, difference=True)
+    return {row: told}, over
+
+
+def certificates(runs: Runs, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """By run folder, of the rows that there are."""
+    found = {}
+    for folder in [folder for row in rows for folder in runs.of(row)]:
+        path = folder / "certificate.json"
+        runs.measured(path, "sightline verify", lambda run, to=path: certify(run, runs).save(to))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found[folder.name] = {name: content[name] for name in ("verdict", "sentence", "images")} | {
+            name: sum(tried[name] for tried in content["tried"]) for name in ("trials", "changed")
+        }
+    if not found:
+        raise Missing(f"no run of {', '.join(map(repr, rows))}")
+    return found
+
+
+@torch.no_grad()
+def certify(folder: Path, runs: Runs):
+    """The proof on pictures of the run's own data, from all over the split."""
+    from sightline.assess import data_asked_for
+    from sightline.load import load
+    from sightline.predict import answering_batches, make_accelerator, needs_masks, shown
+    from sightline.sight import Told
+    from sightline.verify import verify
+
+    accelerator = make_accelerator(runs.device)
+    model = load(folder, str(accelerator.device))
+    rows = shown(model.method, data_asked_for(Evaluate(folder), model.run).rows)
+    there = rows.where(runs.split)
+    chosen = there[np.linspace(0, len(there) - 1, min(runs.pictures, len(there))).astype(int)]
+    told = needs_masks(model.method)
+    batches = answering_batches(rows, chosen, model.expects, accelerator, batch=len(chosen), workers=0, masks=told)
+    try:
+        batch = next(iter(batches.epoch(0))).to(accelerator.device)
+    finally:
+        batches.close()
+    images = batch.images.float() / 255
+    asked = isinstance(model.method, Told) and batch.masks is not None
+    sight = model.method.look_at(images, batch.masks) if asked else None
+    with torch.enable_grad():
+        return verify(model.method, images, sight, draws=2)

@@ -1,0 +1,13 @@
+"""What a user can say: each dataclass is a command, each field a flag and a Python argument."""
+
+from .backbones import Backbones, Import, Pretrain
+from .data import BUILDS, CONVERTIBLE, Build, Check, Convert, Data, Toy
+from .measuring import Compare, Demo, Evaluate, Localize, Predict, Shape, Verify
+from .methods import A2, CentreCrop, EarlyMask, Erm, Ifam, LateMask, Pdiscoformer, Probe, RandomCrop, Shaping
+from .training import Loop, Train
+
+__all__ = [
+    "A2", "BUILDS", "CONVERTIBLE", "Backbones", "Build", "CentreCrop", "Check", "Compare", "Convert", "Data", "Demo",
+    "EarlyMask", "Erm", "Evaluate", "Ifam", "Import", "LateMask", "Localize", "Loop", "Pdiscoformer", "Predict",
+    "Pretrain", "Probe", "RandomCrop", "Shape", "Shaping", "Toy", "Train", "Verify",
+]  # fmt: skip

@@ -1,0 +1,122 @@
+"""What trained models are asked: how good, where they look, what they see, and that they see nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure a trained model: every group, with intervals."""
+
+    run: Positional[Path]
+    data: Positional[Path | None] = None
+    """Other data than those it was trained on."""
+    layout: str | None = None
+    """Of published data, perhaps with an option: imagenet9:mixed_rand, metashift-animals:3."""
+    split: Literal["train", "val", "test"] = "test"
+    batch: int = 64
+    workers: int = 2
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    out: Path | None = None
+    """Folder for metrics.json and the answers per picture. Default: the run, if these are its own data."""
+
+
+@dataclass(frozen=True)
+class Localize(Evaluate):
+    """Measure where a trained model looks: against true masks, and key points where there are any."""
+
+    out: Path | None = None
+    """Folder for localization.json. Default: the run, if these are its own data."""
+    published: bool = False
+    """Key points in the geometry of the published iFAM code, which is half a cell off."""
+
+
+@dataclass(frozen=True)
+class Shape(Evaluate):
+    """Measure what the shape of the sight alone says of the label: what a selector can give away, however blind the
+    rest is."""
+
+    split: Literal["val", "test"] = "test"
+    """The probe is fitted on train and tuned on val."""
+    out: Path | None = None
+    """Folder for shape/SPLIT.json and .csv. Default: the run, if these are its own data."""
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Answer for pictures that have no labels."""
+
+    run: Positional[Path]
+    images: Positional[tuple[Path, ...]]
+    out: Path | None = None
+    """A .csv or .json file. Default: CSV on the screen."""
+    overlay: Path | None = None
+    """Folder for pictures of what was seen, where the method does not see everything."""
+    batch: int = 64
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Put runs side by side, on the same pictures. Runs that differ only in their seed count as one."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Run folders; or, to compare on other data, the folders that `evaluate` made for these in each run."""
+    split: Literal["val", "test"] = "test"
+    out: Path | None = None
+    """Write the table there, as JSON."""
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Prove that a model is blind outside its sight, or find where it leaks.
+
+    MODEL is a run folder, the name of a backbone (see `sightline backbones`), a weights file, or `file.py:function` for
+    any nn.Module of your own: the function takes no argument and returns the module.
+    """
+
+    model: Positional[str]
+    """A run folder, a backbone's name, a weights file, or file.py:function."""
+    images: Positional[tuple[Path, ...]] = ()
+    """Pictures, or folders of pictures; without any, toy pictures with known masks."""
+    where: Literal["attention", "masks", "random"] | None = None
+    """Where to look: the model's own attention, masks, or at random. Default: masks where there are any."""
+    masks: Path | None = None
+    """A folder with a mask for each picture, under the same name (bright = visible)."""
+    pixels: bool = False
+    """With masks: hide the pixels inside kept patches too, not only whole patches."""
+    what: Literal["masked", "late"] = "masked"
+    """How a backbone uses the sight: never sees the rest, or leaves it out at the end (which leaks)."""
+    share: float = 0.25
+    """The share of patches that attention or chance keeps."""
+    size: int | None = None
+    """Side of the pictures in pixels. Default: what the model expects, or 224."""
+    patch: int = 16
+    """For your own module: the side of its patches."""
+    mask_argument: str | None = None
+    """For your own module: the keyword of its forward that takes the mask, bool [B, H, W] over patches."""
+    like: str | None = None
+    """For a weights file that cannot tell: the known backbone it is like."""
+    limit: int = 16
+    """Take at most this many pictures."""
+    draws: int = 5
+    """Redraws of each kind per picture."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    seed: int = 0
+    out: Path | None = None
+    """Write the certificate there, as JSON."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The main job on the embedded pictures: train, measure, prove."""
+
+    out: Path = Path("runs/demo")
+    """Folder for everything it makes; what was there before is removed."""
+    seed: int = 0

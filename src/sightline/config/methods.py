@@ -1,0 +1,199 @@
+"""What each way of training a classifier is told besides, and what its defaults are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from .training import Loop, Train
+
+
+@dataclass(frozen=True)
+class Erm(Loop):
+    """Fine-tune the backbone on whole pictures: the ordinary way, and the baseline."""
+
+    frozen: bool = False
+    """Train the head only."""
+
+    method: ClassVar[str] = "erm"
+
+
+@dataclass(frozen=True)
+class Probe(Train):
+    """Logistic regression on the backbone's frozen features."""
+
+    plain: bool = False
+    """C = 1 on raw features, as in papers; otherwise they are standardised, and C is chosen on validation data."""
+
+    method: ClassVar[str] = "probe"
+
+    @property
+    def selects(self) -> str | None:
+        return None if self.plain else self.select
+
+
+@dataclass(frozen=True)
+class CentreCrop(Probe):
+    """Logistic regression on the centre of every picture alone: what A² must beat."""
+
+    crop: tuple[str, ...] = ("4/7",)
+    """Side of the crop: a share of the picture's (0.5, 2/7) or pixels (64). Of several, validation data choose."""
+    size: int | None = None
+    """Side of the pictures that crops are cut from, in pixels; more than the backbone expects keeps more detail.
+    Crops are brought to what it expects, or to --size where that is less."""
+
+    method: ClassVar[str] = "centre-crop"
+
+    @property
+    def selects(self) -> str | None:
+        return None if self.plain and self.choices == 1 else self.select
+
+    @property
+    def choices(self) -> int:
+        """How many the validation data choose from."""
+        return len(self.crop)
+
+
+@dataclass(frozen=True)
+class RandomCrop(CentreCrop):
+    """Logistic regression on crops from anywhere, always the same of the same picture: what A² must beat."""
+
+    crop: tuple[str, ...] = ("2/7",)
+    """Sides of the crops: a share of the picture's (0.5, 2/7) or pixels (64), or several (64+32). Of several such
+    plans, validation data choose."""
+    crops: tuple[int, ...] = ()
+    """How many crops, without overlap; the last side named goes for all further ones. Of several numbers, validation
+    data choose. Default: as many as there are sides."""
+
+    method: ClassVar[str] = "random-crop"
+
+    @property
+    def choices(self) -> int:
+        return len(self.crop) * max(1, len(self.crops))
+
+
+@dataclass(frozen=True)
+class A2(RandomCrop):
+    """Logistic regression on the crops that a second, usually small, backbone attends to most (A²): blind to the rest.
+
+    --backbone says what it is, --where says where to look."""
+
+    where: str | None = None
+    """The backbone whose attention chooses the crops. Default: the same."""
+    layer: tuple[int, ...] = (-1,)
+    """The block to take it from: 0 is the first, -1 the last. Of several, validation data choose."""
+    heads: tuple[str, ...] = ("mean",)
+    """How its heads are joined: mean, entropy (sharp heads weigh more), lowest (the sharpest quarter), max, or the
+    number of a single head (from 0). Of several, validation data choose."""
+
+    method: ClassVar[str] = "a2"
+
+    @property
+    def choices(self) -> int:
+        return super().choices * len(self.layer) * len(self.heads)
+
+    @property
+    def folder(self) -> Path:
+        if self.out or self.where is None:
+            return super().folder
+        where, what = (Path(name).stem.replace(":", "-") for name in (self.where, self.backbone))
+        return Path("runs") / f"{self.data.stem}-{self.method}-{where}-{what}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """How much each of the losses that shape the parts counts; 0 leaves it out. The defaults are the papers'."""
+
+    total_variation: float = 1.0
+    """Few borders between parts."""
+    entropy: float = 1.0
+    """Every patch is surely of one part."""
+    equivariance: float = 1.0
+    """Parts move with the picture."""
+    orthogonality: float = 1.0
+    """The embeddings of parts are unlike each other."""
+    presence: float = 1.0
+    """Every part is somewhere in the batch."""
+    background: float = 2.0
+    """Every picture has background, towards its corners."""
+    concentration: float = 0.0
+    """Parts are compact (PDiscoNet)."""
+    orthogonal: Literal["parts", "channels"] | None = None
+    """What is made unlike each other. Default: parts; the published code takes channels, by mistake."""
+
+    @classmethod
+    def none(cls) -> Shaping:
+        return cls(0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Pdiscoformer(Loop):
+    """Discover parts and answer from them; it sees everything (PDiscoFormer)."""
+
+    epochs: int = 30
+    lr: float = 3e-5
+    """Of the backbone, at a batch of 128; it grows with the square root of the batch and falls by a cosine."""
+    head_lr: float = 1000.0
+    """Times that for heads and the modulation of parts."""
+    prototype_lr: float = 100.0
+    """Times that for the prototypes of the parts."""
+    parts: int = 4
+    """K, the number of parts besides the background."""
+    part_dropout: float = 0.3
+    """How often a part is left out in training."""
+    shaping: Shaping = field(default_factory=Shaping)
+    classify_parts: float = 1.0
+    """How much the answer of the parts themselves counts in training."""
+    tune_selector: bool = False
+    """Train all of the ViT that discovers parts, not only its tokens and positions."""
+    registers: bool = True
+    """Use the backbone's register tokens."""
+    preset: Literal["papers", "published"] = "papers"
+    """Where papers and published code contradict each other: as the papers say, or exactly as the code does."""
+    share_noise: bool | None = None
+    """One draw of noise for maps and mask. Default: the preset's (published code draws twice)."""
+    eval_noise: bool | None = None
+    """Noise also in evaluation. Default: the preset's (published code leaves it on)."""
+
+    method: ClassVar[str] = "pdiscoformer"
+
+
+@dataclass(frozen=True)
+class Ifam(Pdiscoformer):
+    """Discover parts, then answer from their patches alone: blind to everything else (iFAM)."""
+
+    mask_gradient: bool | None = None
+    """The answer teaches where to look, straight through the mask. Default: the preset's (no in published code)."""
+    soft: bool = False
+    """Ablation: weigh patches instead of hiding them, which is not blind."""
+    freeze_predictor: bool = False
+    """Train only the head of the ViT that answers."""
+    mask_dropout: float | None = None
+    """How often a part is hidden from the ViT that answers, in training. Default: as --part-dropout."""
+
+    method: ClassVar[str] = "ifam"
+
+
+@dataclass(frozen=True)
+class EarlyMask(Loop):
+    """Answer from what given masks show, and nothing else."""
+
+    masks: str = "data"
+    """The data's own masks, a folder of masks with the pictures' paths, or masks made here once:
+    found:BACKBONE, tokencut:BACKBONE (unsupervised), u2net:FILE.onnx (supervised)."""
+    at_least: float = 0.5
+    """A patch is kept when so much of it is inside the mask."""
+    pixels: bool = False
+    """Hide the pixels outside the mask in kept patches, too (then keep patches from a tenth on: --at-least 0.1)."""
+    frozen: bool = False
+    """Train the head only."""
+
+    method: ClassVar[str] = "early-mask"
+
+
+@dataclass(frozen=True)
+class LateMask(EarlyMask):
+    """See everything, and average only what given masks show: not blind, and the rival of early masking."""
+
+    method: ClassVar[str] = "late-mask"

@@ -1,0 +1,140 @@
+"""What the shape of the sight alone says of the label: the leak that no hiding can stop.
+
+The selector sees the whole picture, so it can write into the outline of what it shows something that the predictor was
+never to know. A probe that is given nothing but the outline says how much; chance, and the outlines of true masks, say
+how much of that is news.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from accelerate import Accelerator
+from torch import Tensor
+
+from .answers import Answers
+from .data.rows import Rows
+from .errors import UserError
+from .evaluate import score
+from .metrics import Estimate, Metrics
+from .overlap import patch_grid
+from .predict import answering_batches, make_accelerator, needs_masks, over_batches, shown
+from .sight import Look, Told, cell_share
+from .vit import Input
+from .what.probe import Linear, tune_logistic
+
+if TYPE_CHECKING:
+    from .config import Shape
+
+
+@dataclass(frozen=True, eq=False)
+class FromShape:
+    """The answers of a probe that sees the shape alone, and what they are worth."""
+
+    answers: Answers
+    metrics: Metrics
+    c: float  # chosen on the validation data
+    cells: int
+
+    @property
+    def balanced(self) -> Estimate:
+        return self.metrics.balanced
+
+    @property
+    def chance(self) -> float:
+        """Of class-balanced accuracy, however large the classes are."""
+        return 1 / len(self.metrics.classes)
+
+    @property
+    def sentence(self) -> str:
+        verdict = "more than" if self.balanced.low > self.chance else "not surely more than"
+        return (
+            f"Label from the sight's shape alone: {self.balanced.figure} {self.balanced.interval} class-balanced, "
+            f"chance {100 * self.chance:.1f} %: {verdict} chance (n {self.metrics.n:,})."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"chance": self.chance, "c": self.c, "cells": self.cells, "metrics": self.metrics.to_dict()}
+
+
+def shapes(
+    method: Look,
+    rows: Rows,
+    indices: np.ndarray,
+    expects: Input,
+    accelerator: Accelerator,
+    *,
+    batch: int = 64,
+    workers: int = 0,
+) -> np.ndarray:
+    """float32 [n, H·W]: how much of each patch may be seen; where whole patches are kept, that is `keep` itself."""
+
+    def shape(images: Tensor, masks: Tensor | None) -> Tensor:
+        told = isinstance(method, Told) and masks is not None
+        sight = method.look_at(images, masks) if told else method.look(images)
+        size = (images.shape[2], images.shape[3])
+        return cell_share(sight.visible(size), patch_grid(sight, {}, size)).flatten(1)
+
+    batches = answering_batches(
+        shown(method, rows), indices, expects, accelerator, batch=batch, workers=workers, masks=needs_masks(method)
+    )
+    try:
+        return over_batches(shape, batches, accelerator)
+    finally:
+        batches.close()
+
+
+def label_from_shape(rows: Rows, seen: dict[str, np.ndarray], split: str) -> tuple[Answers, Linear]:
+    """Logistic regression on the shapes `seen` in training, standardised, C by class-balanced accuracy on `val`.
+
+    Every class counts as equally likely beforehand: otherwise naming the commonest one would hide what is known.
+    """
+    labels = rows.labels[rows.where("train")]
+    prior = np.log(np.maximum(np.bincount(labels, minlength=len(rows.classes)), 1) / len(labels))
+
+    def answers(linear: Linear, on: str) -> Answers:
+        at = rows.where(on)
+        groups = None if rows.groups is None else rows.groups[at]
+        images, logits = [rows.images[i] for i in at], linear.logits(seen[on]) - prior
+        return Answers.from_logits(images, rows.labels[at], logits, rows.classes, groups, rows.group_names, on)
+
+    best, _ = tune_logistic(seen["train"], labels, len(rows.classes), lambda linear: score(answers(linear, "val")))
+    return answers(best, split), best
+
+
+def shape_run(command: Shape) -> tuple[FromShape, Path]:
+    """A trained model on a split of its own data or of others, and the file that says so."""
+    from .assess import data_asked_for, folder_for, make_folder, measure, save_plainly
+    from .load import load
+
+    accelerator = make_accelerator(command.device)
+    model = load(command.run, str(accelerator.device))
+    asked = data_asked_for(command, model.run)
+    rows = asked.rows
+    for split in (needed := dict.fromkeys(["train", "val", command.split])):
+        if not len(rows.where(split)):
+            raise UserError(f"{asked.path}: no pictures in the split {split!r}, which the probe of the shape needs")
+    folder = folder_for(command, model.run, asked)
+    seen = {
+        split: shapes(
+            model.method, rows, rows.where(split), model.expects, accelerator,
+            batch=command.batch, workers=command.workers,
+        )
+        for split in needed
+    }  # fmt: skip
+    if (seen["train"] == 1).all():
+        raise UserError(f"{command.run}: sees everything, so its sight has no shape")
+    answers, linear = label_from_shape(rows, seen, command.split)
+    found = FromShape(answers, measure(answers, model.run), linear.c, seen["train"].shape[1])
+    path = folder / "shape" / f"{command.split}.json"
+    if accelerator.is_main_process:
+        make_folder(path.parent)
+        answers.save_csv(path.with_suffix(".csv"))
+        content = {"data": rows.name, "fingerprint": asked.fingerprint} | found.to_dict()
+        save_plainly(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    accelerator.wait_for_everyone()
+    return found, path

@@ -1,0 +1,126 @@
+"""Answers for new pictures, and runs side by side, as a user types it."""
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from sightline.load import Model, load
+from sightline.sight import Sight
+
+from .commands import copied, toy_pictures, typed
+
+
+def test_predict_without_labels(runs, toy, tmp_path):
+    code, out, _ = typed("predict", runs / "probe", toy / "test", "--device", "cpu", "--batch", 7)
+    lines = list(csv.DictReader(out.splitlines()))
+    assert (code, len(lines)) == (0, 48)
+    assert set(lines[0]) == {"image", "predicted", "p_duck", "p_stork"}
+    assert float(lines[0]["p_duck"]) + float(lines[0]["p_stork"]) == pytest.approx(1, abs=1e-5)
+    with (runs / "probe" / "predictions" / "test.csv").open(newline="") as file:
+        known = {row["image"]: row["predicted"] for row in csv.DictReader(file)}
+    assert all(known[f"test/{line['image'].rpartition('/')[2]}"] == line["predicted"] for line in lines)
+
+    code, _, _ = typed("predict", runs / "probe", toy / "test", "--device", "cpu", "--out", tmp_path / "p.json")
+    assert len(json.loads((tmp_path / "p.json").read_text())) == 48
+    code, _, err = typed("predict", runs / "probe", toy / "test", "--device", "cpu", "--overlay", tmp_path / "o")
+    assert (code, "sees the whole picture" in err) == (2, True)
+
+
+def test_one_damaged_picture_does_not_spoil_the_others(runs, toy, tmp_path):
+    pictures = toy_pictures(toy, tmp_path / "birds", 6)
+    (pictures / "duck" / "broken.png").write_text("no picture")
+    out = tmp_path / "new" / "p.csv"
+    code, _, err = typed("predict", runs / "probe", pictures, "--device", "cpu", "--batch", 2, "--out", out)
+    assert code == 1
+    assert "broken.png: not an image" in err
+    assert "1 of 7 pictures could not be read" in err
+    assert len(out.read_text().splitlines()) == 7
+
+
+def test_a_class_may_be_called_like_a_column(runs, toy, tmp_path):
+    facts = json.loads((runs / "probe" / "run.json").read_text())
+    facts["data"]["classes"] = ["image", "predicted"]
+    run = copied(runs / "probe", tmp_path / "run", data=facts["data"])
+    _, out, _ = typed("predict", run, toy / "test", "--device", "cpu")
+    line = next(csv.DictReader(out.splitlines()))
+    assert line["image"].endswith(".png")
+    assert line["predicted"] in ("image", "predicted")
+
+
+def test_overlays_of_equal_names_are_all_kept(runs, toy, tmp_path, monkeypatch):
+    pictures = toy_pictures(toy, tmp_path / "birds", 4)
+    first = min((pictures / "duck").iterdir())
+    with Image.open(first) as picture:
+        picture.save(first.with_suffix(".bmp"))
+    shutil.copy(first, tmp_path / "birds" / "stork" / first.name)
+    whole = Model.predict
+
+    def narrowed(model, several):
+        """Sees half of every picture, but all of a batch that is just one."""
+        prediction = whole(model, several)
+        keep = torch.ones(len(several), 2, 1, dtype=torch.bool)
+        keep[:, 0] = len(several) == 1
+        return replace(prediction, sight=Sight(keep=keep))
+
+    monkeypatch.setattr(Model, "predict", narrowed)
+    arguments = ("predict", runs / "probe", pictures, first, "--device", "cpu", "--out", tmp_path / "p.csv")
+    code, _, err = typed(*arguments, "--batch", 6, "--overlay", tmp_path / "seen")
+    assert code == 0, err
+    count = len((tmp_path / "p.csv").read_text().splitlines()) - 1
+    drawn = sorted(path.relative_to(tmp_path / "seen") for path in (tmp_path / "seen").rglob("*.png"))
+    assert count == len(drawn) == 7
+    assert {Path("duck", f"{first.stem}{end}.png") for end in ("", "-2", "-3")} < {*drawn}
+    assert Path("stork", f"{first.stem}.png") in drawn
+
+
+def test_an_opened_picture_is_answered_like_its_file(runs, tmp_path):
+    noise = torch.randint(0, 256, (64, 80, 4), generator=torch.Generator().manual_seed(0)).byte().numpy()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(noise).save(tmp_path / "turned.png", exif=exif)
+    model = load(runs / "probe")
+    with Image.open(tmp_path / "turned.png") as picture:
+        assert torch.equal(model.predict(picture).logits, model.predict(tmp_path / "turned.png").logits)
+
+
+def test_runs_are_told_apart_by_what_they_are(runs, tmp_path):
+    facts = json.loads((runs / "erm-1" / "run.json").read_text())
+    spelled = facts["config"] | {"data": "elsewhere", "save_minutes": 99, "tensorboard": True, "out": "x"}
+    twin = copied(runs / "erm-1", tmp_path / "a" / "run", config=spelled)
+    probe = copied(runs / "probe", tmp_path / "b" / "run")
+    other = copied(runs / "erm-0", tmp_path / "c" / "run", config=facts["config"] | {"seed": 0, "lr": 1.0})
+    out = tmp_path / "c.json"
+    assert typed("compare", probe, twin, runs / "erm-0", other, "--out", out)[0] == 0
+    names = [entry["name"] for entry in json.loads(out.read_text())["entries"]]
+    assert names == ["b/run", "a/run and 1 more seed", "c/run"]
+
+    code, _, err = typed("compare", probe, runs / "erm-1", twin)
+    assert (code, "would count as two seeds; leave one out" in err) == (2, True)
+    code, _, err = typed("compare", runs / "erm-0", twin)
+    assert (code, "differ only in their seed" in err) == (2, True)
+    counts = {"train": dict.fromkeys(facts["data"]["counts"]["train"], 7)}
+    data = facts["data"] | {"counts": counts, "fingerprint": "other"}
+    fewer = copied(runs / "erm-0", tmp_path / "d", data=data)
+    _, printed, _ = typed("compare", probe, fewer)
+    assert "trained on different numbers of pictures per group" in printed
+
+
+def test_compare_counts_seeds_as_one_and_pairs_images(runs, tmp_path):
+    code, out, _ = typed(
+        "compare", runs / "probe", runs / "erm-0", runs / "erm-1", "--out", tmp_path / "c.json"
+    )  # fmt: skip
+    assert code == 0
+    entries = json.loads((tmp_path / "c.json").read_text())["entries"]
+    assert [entry["name"] for entry in entries] == ["probe", "erm-0 and 1 more seed"]
+    assert "paired bootstrap" in " ".join(out.split())
+    assert "On the split 'test'" in out
+    assert "note  2 seeds say little" in out
+    assert all(entry["metrics"]["adjusted"] and entry["metrics"]["minority_worst_group"] for entry in entries)
+    code, _, err = typed("compare", runs / "probe")
+    assert (code, "at least two" in err) == (2, True)

@@ -1,0 +1,42 @@
+"""What only a GPU can show."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sightline.data.batches import FromCache
+from sightline.methods.erm import Classifier
+from sightline.train import train
+
+from .training import log_of, loop, small
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def never_waiting(work: Callable, calls: list[str]) -> Callable:
+    """The same, but an error where the CPU would wait for the device."""
+
+    def watched(*arguments):
+        calls.append(work.__qualname__)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return work(*arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return watched
+
+
+@pytest.mark.parametrize("augment", ["none", "light", "published", "imagenet"])
+@pytest.mark.parametrize("size", [None, 64])
+def test_no_step_of_training_waits_for_the_device(toy, tmp_path, monkeypatch, augment, size):
+    """From pictures in a cache on the device to the optimiser's step."""
+    calls: list[str] = []
+    for owner, name in ((FromCache, "__call__"), (Classifier, "lesson"), (loop(), "take_step")):
+        monkeypatch.setattr(owner, name, never_waiting(getattr(owner, name), calls))
+    told = {"augment": augment, "size": size, "precision": "bf16", "cache": tmp_path / "cache", "device": "cuda"}
+    folder = train(small(toy, tmp_path / "run", epochs=1, **told))
+    assert calls.count("take_step") == 3
+    assert {"FromCache.__call__", "Learner.lesson"} < {*calls}
+    assert log_of(folder)[0]["loss"] > 0

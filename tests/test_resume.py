@@ -1,0 +1,202 @@
+"""Runs that are interrupted, killed or out of room lose nothing, and end with the same bits."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sightline.checkpoint import Clock, load_tensors
+from sightline.errors import UserError
+from sightline.predict import make_accelerator
+from sightline.train import train
+
+from .training import Stop, command_line, files, log_of, loop, small, stopped_after
+
+ALL = {"average": 0.9, "accumulate": 2, "balance": "classes"}
+
+
+@pytest.mark.parametrize(("whole", "changes"), [({}, {}), (ALL, ALL)], ids=["plain", "all"], indirect=["whole"])
+@pytest.mark.parametrize("after", [2, 4, 7])
+def test_an_interrupted_run_ends_with_the_same_bits(toy, tmp_path, after, whole, changes):
+    """Stopped in the middle of an epoch (3 steps each), with a checkpoint after every step."""
+    config = small(toy, tmp_path / "broken", save_minutes=0.0, **changes)
+    with stopped_after(after), pytest.raises(Stop):
+        train(config)
+    resumed = files(train(replace(config, save_minutes=10.0, resume=True)))
+    assert [name for name in whole if resumed[name] != whole[name]] == []
+
+
+def changes(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment_and_resume(toy, tmp_path):
+    """Each time it has got further before it is killed, somewhere between one checkpoint and the next."""
+    whole = files(train(small(toy, tmp_path / "whole", epochs=6)))
+    arguments = ("--epochs", "6", "--resume", "--save-minutes", "0")
+    command = [sys.executable, "-m", "sightline", *command_line(toy, tmp_path / "killed", *arguments)]
+    checkpoint = tmp_path / "killed" / "last.safetensors"
+    for wait in (0.0, 0.03, 0.11):
+        before = changes(checkpoint)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        started = time.monotonic()
+        while changes(checkpoint) == before and process.poll() is None and time.monotonic() - started < 120:
+            time.sleep(0.002)
+        time.sleep(wait)
+        assert process.poll() is None, "it ended before it was killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert changes(checkpoint) != before
+        assert not (tmp_path / "killed" / "metrics.json").exists()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = files(tmp_path / "killed")
+    assert [name for name in whole if killed[name] != whole[name]] == []
+    assert not list((tmp_path / "killed").glob("*.partial"))
+
+
+def test_ctrl_c_saves_first_and_the_rest_is_the_same(toy, tmp_path, whole):
+    config = small(toy, tmp_path / "run")
+    handler = signal.getsignal(signal.SIGINT)
+    with stopped_after(4, what=lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(KeyboardInterrupt):
+        train(config)
+    assert signal.getsignal(signal.SIGINT) is handler
+    _, facts = load_tensors(tmp_path / "run" / "last.safetensors")
+    assert (facts["epoch"], facts["step"]) == (1, 2), "the step that was being taken counts"
+    assert files(train(replace(config, resume=True))) == whole
+
+
+def test_patience_is_remembered_by_a_resumed_run(toy, tmp_path):
+    config = small(toy, tmp_path / "run", epochs=30, patience=3, lr=0.0)
+    with stopped_after(7), pytest.raises(Stop):
+        train(config)
+    folder = train(replace(config, resume=True))
+    assert [line["epoch"] for line in log_of(folder)] == [1, 2, 3, 4]
+    assert files(train(replace(config, resume=True))) == files(folder), "nothing is left to do"
+    assert len(log_of(folder)) == 4
+
+
+def test_saves_come_when_the_time_is_up(monkeypatch):
+    times = iter(range(1000))
+    monkeypatch.setattr("sightline.checkpoint.time.monotonic", lambda: now[0])
+    now = [next(times)]
+    clock = Clock(0.5, make_accelerator("cpu"))
+    due = []
+    for step in range(1, 100):
+        now[0] = next(times)  # a second per step
+        due += [step] if clock.due() else []
+    assert due == [30, 60, 90]
+
+
+def test_every_step_is_saved_if_asked_for(toy, tmp_path, monkeypatch):
+    saved, real = [], loop().save
+    monkeypatch.setattr(loop(), "save", lambda course: (saved.append(course.state.step), real(course)))
+    train(small(toy, tmp_path / "run", epochs=1, save_minutes=0.0))
+    assert saved == [1, 2, 3, 0]
+
+
+def test_weights_of_a_lost_loss_are_never_saved(toy, tmp_path, monkeypatch):
+    from sightline.methods.erm import Classifier
+
+    whole, calls = Classifier.forward, []
+
+    def breaks(self, lesson):
+        calls.append(1)
+        losses = whole(self, lesson)
+        return {"loss": losses["loss"] * (torch.nan if len(calls) == 3 else 1)}
+
+    monkeypatch.setattr(Classifier, "forward", breaks)
+    with pytest.raises(UserError, match="lower --lr"):
+        train(small(toy, tmp_path / "run", save_minutes=0.0))
+    tensors, facts = load_tensors(tmp_path / "run" / "last.safetensors")
+    assert facts["step"] == 2
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+def test_another_version_on_resuming_is_written_down(toy, tmp_path, monkeypatch):
+    train(small(toy, tmp_path / "run", epochs=1))
+    from sightline import runs
+
+    monkeypatch.setattr(runs, "versions", lambda: {"torch": "99"})
+    folder = train(small(toy, tmp_path / "run", epochs=1, resume=True))
+    assert json.loads((folder / "run.json").read_text())["resumed_with"] == [{"torch": "99"}]
+
+
+def test_a_changed_data_set_is_noticed(toy, tmp_path):
+    import shutil
+
+    data = tmp_path / "data"
+    shutil.copytree(toy, data)
+    train(small(data, tmp_path / "run", epochs=1))
+    (data / "train" / "00000.png").write_bytes((data / "train" / "00001.png").read_bytes() + b"x")
+    with pytest.raises(UserError, match="the data have changed since this run began"):
+        train(small(data, tmp_path / "run", epochs=1, resume=True))
+
+
+def test_other_settings_are_not_mixed_into_a_run(toy, tmp_path):
+    train(small(toy, tmp_path / "run", epochs=1))
+    with pytest.raises(UserError, match="there is a run already"):
+        train(small(toy, tmp_path / "run", epochs=1))
+    with pytest.raises(UserError, match=r"begun with other settings \(epochs: 1 became 2\)"):
+        train(small(toy, tmp_path / "run", epochs=2, resume=True))
+
+
+def on_a_disk_of(size: int, toy: Path, out: Path, *more: str) -> subprocess.CompletedProcess:
+    """As a limit on the size of files."""
+    code = (
+        "import resource, sys, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); sys.argv = sys.argv[1:]; "
+        "from sightline.cli import main; main()"
+    )
+    command = [sys.executable, "-c", code, "sightline", *command_line(toy, out, *more)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_full_disk_is_one_clear_line_and_no_half_file(toy, tmp_path):
+    result = on_a_disk_of(60_000, toy, tmp_path / "run", "--epochs", "1")
+    assert result.returncode == 2, result.stderr
+    assert "cannot be written" in result.stderr.splitlines()[-1]
+    assert not list((tmp_path / "run").glob("*.partial"))
+    assert not (tmp_path / "run" / "best.safetensors").exists()
+
+
+def test_a_disk_that_fills_up_later_loses_nothing(toy, tmp_path, whole):
+    config = small(toy, tmp_path / "run", save_minutes=0.0)
+    with stopped_after(4), pytest.raises(Stop):
+        train(config)
+    kept = (tmp_path / "run" / "last.safetensors").read_bytes()
+    result = on_a_disk_of(60_000, toy, tmp_path / "run", "--epochs", "3", "--resume", "--save-minutes", "0")
+    assert result.returncode == 2, result.stderr
+    assert "go on with --resume" in result.stderr.splitlines()[-1]
+    assert (tmp_path / "run" / "last.safetensors").read_bytes() == kept
+    assert not list((tmp_path / "run").glob("*.partial"))
+    assert files(train(replace(config, resume=True))) == whole
+
+
+def test_a_folder_that_cannot_be_written_is_said_in_one_line(toy, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="cannot be written"):
+        train(small(toy, tmp_path / "file" / "run", epochs=1))
+
+    def read_only(self, target):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "replace", read_only)
+    with pytest.raises(UserError, match="Read-only file system"):
+        train(small(toy, tmp_path / "run", epochs=1))
+    assert not list((tmp_path / "run").glob("*.partial"))
+
+
+def test_killed_before_anything_was_written_a_run_can_begin_again(toy, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json.123.partial").write_text("{")
+    folder = train(small(toy, tmp_path / "run", epochs=1))
+    assert not list(folder.glob("*.partial"))

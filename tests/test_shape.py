@@ -1,0 +1,112 @@
+"""What the shape of the sight says of the label: found where it is, and not where it is not."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sightline.data.rows import Rows, read_rows
+from sightline.data.toyset import write_toy
+from sightline.evaluate import evaluate
+from sightline.predict import make_accelerator
+from sightline.shape import label_from_shape, shapes
+from sightline.sight import Sight
+from sightline.vit import Input
+from tests.commands import QUICK, SMALL, typed
+
+SIZES = {"train": 400, "val": 200, "test": 400}
+
+
+def rows_of(labels: np.ndarray) -> Rows:
+    splits = np.repeat(np.arange(3), list(SIZES.values()))
+    return Rows("made up", None, [f"{i}.png" for i in range(len(labels))], labels, ("duck", "stork"), splits)
+
+
+def seen_by(rows: Rows, shape: np.ndarray) -> dict[str, np.ndarray]:
+    return {split: shape[rows.where(split)].astype(np.float32) for split in SIZES}
+
+
+def balanced_of(rows: Rows, shape: np.ndarray):
+    answers, _ = label_from_shape(rows, seen_by(rows, shape), "test")
+    return evaluate(answers).balanced
+
+
+def test_a_label_written_into_one_patch_is_found():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, 1000)
+    shape = generator.random((1000, 16)) < 0.5
+    shape[:, 5] = labels
+    assert balanced_of(rows_of(labels), shape).value == 1
+
+
+def test_shapes_that_know_nothing_are_at_chance():
+    generator = np.random.default_rng(1)
+    labels, shape = generator.integers(0, 2, 1000), generator.random((1000, 16)) < 0.5
+    found = balanced_of(rows_of(labels), shape)
+    assert found.low < 0.5 < found.high
+
+
+def test_a_rare_class_is_told_although_naming_the_common_one_would_be_right_more_often():
+    generator = np.random.default_rng(2)
+    labels = (generator.random(1000) < 0.1).astype(np.int64)
+    shape = generator.random((1000, 1)) < np.where(labels, 0.8, 0.3)[:, None]
+    assert balanced_of(rows_of(labels), shape).low > 0.6
+
+
+class Corner:
+    """Looks at the top left, more of it in bright pictures; its picture is of 32 pixels, in 4 × 4 patches."""
+
+    def __init__(self, **sight):
+        self.more = sight
+
+    def look(self, images):
+        keep = torch.zeros(len(images), 4, 4, dtype=torch.bool)
+        keep[:, 0, 0] = True
+        keep[:, 1, 1] = images.mean(dim=(1, 2, 3)) > 0.5
+        return Sight(keep=keep, **{name: value.expand(len(images), -1, -1) for name, value in self.more.items()})
+
+    def maps(self, images):
+        return {}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    return write_toy(tmp_path_factory.mktemp("data") / "toy", train=32, val=16, test=16, size=32)
+
+
+def test_the_probe_is_given_the_kept_patches_and_nothing_else(toy):
+    rows = read_rows(toy)
+    at = rows.where("test")
+    found = shapes(Corner(), rows, at, Input(size=(32, 32)), make_accelerator("cpu"), batch=5)
+    assert found.shape == (16, 16)
+    assert (found[:, 0] == 1).all()
+    assert set(np.unique(found)) <= {0.0, 1.0}
+    assert not np.delete(found, [0, 5], axis=1).any()
+
+
+def test_pixels_hidden_inside_a_patch_are_part_of_the_shape(toy):
+    half = torch.ones(1, 32, 32, dtype=torch.bool)
+    half[:, :, :4] = False
+    rows = read_rows(toy)
+    corner, accelerator = Corner(keep_pixels=half), make_accelerator("cpu")
+    found = shapes(corner, rows, rows.where("val"), Input(size=(32, 32)), accelerator)
+    assert (found[:, 0] == 0.5).all()
+
+
+def test_the_command_measures_given_masks_and_refuses_what_sees_everything(toy, tmp_path):
+    masked, whole = tmp_path / "masked", tmp_path / "whole"
+    for method, out in (("early-mask", masked), ("erm", whole)):
+        code, _, err = typed("train", method, toy, *SMALL, "--epochs", 1, "--out", out)
+        assert code == 0, err
+    code, out, err = typed("shape", masked, *QUICK)
+    assert code == 0, err
+    assert "Label from the sight's shape alone: " in out
+    assert "chance 50.0 %" in out
+    content = json.loads((masked / "shape" / "test.json").read_text())
+    assert content["metrics"]["n"] == 16
+    assert content["chance"] == 0.5
+    assert len((masked / "shape" / "test.csv").read_text().splitlines()) == 17
+    code, _, err = typed("shape", whole, *QUICK)
+    assert code == 2
+    assert "sees everything" in err

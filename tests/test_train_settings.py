@@ -1,0 +1,112 @@
+"""What a training may be told, and what it sees then."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sightline.config import Erm
+from sightline.data.augment import Pictures
+from sightline.data.images import decode, read_picture, to_tensor
+from sightline.data.rows import read_rows
+from sightline.errors import UserError
+from sightline.lessons import view
+from sightline.train import train
+from sightline.vit import Input
+from sightline.weights import load_backbone
+
+from .training import log_of, small, table
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"epochs": 0}, "--epochs 0: must be at least 1"),
+        ({"accumulate": 0}, "--accumulate 0"),
+        ({"batch": 0}, "--batch 0"),
+        ({"lr": -1.0}, "--lr -1.0: must not be negative"),
+        ({"weight_decay": -0.1}, "--weight-decay -0.1"),
+        ({"average": 1.0}, "--average 1.0: must lie between 0 and 1"),
+        ({"average": 0.0}, "--average 0.0"),
+        ({"patience": 0}, "--patience 0"),
+        ({"device": "cuda"}, "no GPU"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_once(toy, tmp_path, wrong, said):
+    if wrong == {"device": "cuda"} and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match=said):
+        train(small(toy, tmp_path / "run", **wrong))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("classes", "wrong", "said"),
+    [
+        (("a", "b"), {"select": "worst-group"}, "--select worst-group: these data have no groups"),
+        (("a", "b"), {"balance": "groups"}, "--balance groups: these data have no groups"),
+        (("a", "b", "c"), {"select": "auc"}, "--select auc: is for two classes, and these data have 3"),
+        (("a",), {}, "of one class, 'a'"),
+    ],
+)
+def test_settings_that_do_not_go_with_the_data_are_refused_at_once(tmp_path, classes, wrong, said):
+    with pytest.raises(UserError, match=said):
+        train(small(table(tmp_path / "data", classes), tmp_path / "run", **wrong))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_division_into_splits_does_not_follow_the_training_seed(tmp_path):
+    data = table(tmp_path / "data", ("a", "b"), splits=False)
+    runs = {"one": {}, "seed": {"seed": 1}, "split": {"split_seed": 1}}
+    tested = {}
+    for name, changes in runs.items():
+        folder = train(small(data, tmp_path / name, epochs=1, batch=8, **changes))
+        with (folder / "predictions" / "test.csv").open(newline="") as file:
+            tested[name] = [line["image"] for line in csv.DictReader(file)]
+    assert tested["one"] == tested["seed"]
+    assert tested["one"] != tested["split"]
+
+
+def test_one_python_process_trains_with_one_precision_after_the_other(toy, tmp_path):
+    for precision in ("fp32", "bf16", "fp32"):
+        folder = tmp_path / f"{precision}-{len(list(tmp_path.iterdir()))}"
+        losses = [line["loss"] for line in log_of(train(small(toy, folder, epochs=1, precision=precision)))]
+        assert np.isfinite(losses).all()
+
+
+# ---- what is seen ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crop", [1.0, 0.875])
+def test_without_augmentation_training_sees_what_evaluation_sees(tmp_path, crop):
+    rows = read_rows(table(tmp_path / "data", ("a", "b")))
+    expects = Input(size=(28, 42), crop=crop, resample="bilinear")
+    canvas, augment = view("none", expects)
+    images = torch.stack([decode(rows, i, canvas).image for i in range(3)])
+    seen = augment(Pictures(images), seed=0, epoch=0, indices=torch.arange(3)).images
+    for i in range(3):
+        assert torch.equal(seen[i], to_tensor(read_picture(rows, i), expects))
+
+
+def test_published_views_are_not_enlarged_and_have_black_corners():
+    expects = Input(size=(28, 28), mean=(0.5, 0.5, 0.5))
+    canvas, augment = view("published", expects)
+    assert (canvas.size, augment.crop, augment.fill) == ((28, 28), 1.0, (0.0, 0.0, 0.0))
+    canvas, augment = view("light", expects)
+    assert (canvas.size, augment.crop, augment.fill) == ((32, 32), 0.875, (0.5, 0.5, 0.5))
+
+
+def test_a_size_that_is_not_square_stays_so(monkeypatch):
+    from sightline.methods import erm
+
+    vit = load_backbone("random:nano", classes=2)
+    wide = replace(vit.config, input=replace(vit.config.input, size=(2 * vit.config.patch, 3 * vit.config.patch)))
+    vit.config = wide
+    monkeypatch.setattr(erm, "load_backbone", lambda *_, **__: vit)
+    assert erm.open_backbone(Erm(data=Path("data")), 2)[1].size == wide.input.size
+    assert (
+        erm.open_backbone(Erm(data=Path("data"), size=4 * vit.config.patch), 2)[1].size == (4 * vit.config.patch,) * 2
+    )
