@@ -194,14 +194,11 @@ def certificates(runs: Runs, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
 @torch.no_grad()
 def certify(folder: Path, runs: Runs):
     """The proof on pictures of the run's own data, from all over the split."""
-    from sightline.assess import data_asked_for
-    from sightline.load import load
-    from sightline.predict import answering_batches, make_accelerator, needs_masks, shown
-    from sightline.sight import Told
+    from sightline.assess import data_asked_for, opened
+    from sightline.predict import answering_batches, needs_masks, shown, sight_for
     from sightline.verify import verify
 
-    accelerator = make_accelerator(runs.device)
-    model = load(folder, str(accelerator.device))
+    accelerator, model = opened(folder, runs.device)
     rows = shown(model.method, data_asked_for(Evaluate(folder), model.run).rows)
     there = rows.where(runs.split)
     chosen = there[np.linspace(0, len(there) - 1, min(runs.pictures, len(there))).astype(int)]
@@ -212,7 +209,6 @@ def certify(folder: Path, runs: Runs):
     finally:
         batches.close()
     images = batch.images.float() / 255
-    asked = isinstance(model.method, Told) and batch.masks is not None
-    sight = model.method.look_at(images, batch.masks) if asked else None
-    with torch.enable_grad():
+    with torch.enable_grad(), accelerator.autocast():
+        sight = sight_for(model.method, images, batch.masks) if told else None  # verify looks for itself
         return verify(model.method, images, sight, draws=2)

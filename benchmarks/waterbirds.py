@@ -142,19 +142,17 @@ def one(config: Waterbirds, row: str, seed: int) -> dict[str, Any]:
 
 def train_all(config: Waterbirds, jobs: list[tuple[str, int]]) -> None:
     """Several at once: small models leave a GPU idle. The first run alone makes the cache that the others share."""
-    began = time.perf_counter()
+    began, lines = time.perf_counter(), table_of_rows(config)
     todo = [job for job in jobs if not finished(folder_of(config, *job), config)]
-    if not todo:
-        return
+    todo.sort(key=lambda job: lines[job[0]].split()[0] == "probe")  # last: it does not see what training sees
     with ProcessPoolExecutor(config.parallel, mp_context=get_context("spawn")) as pool:
-        first = pool.submit(one, config, *todo[0])
-        print(json.dumps(first.result()), flush=True)
-        coming = {pool.submit(timely, config, began, *job): job for job in todo[1:]}
-        for future in as_completed(coming):
-            try:
-                print(json.dumps(future.result()), flush=True)
-            except Exception as error:  # one row must not take the others with it; it is listed as missing
-                print(json.dumps({"row": coming[future], "failed": f"{type(error).__name__}: {error}"}), flush=True)
+        for some in (todo[:1], todo[1:]):
+            coming = {pool.submit(timely, config, began, *job): job for job in some}
+            for future in as_completed(coming):
+                try:
+                    print(json.dumps(future.result()), flush=True)
+                except Exception as error:  # one row must not take the others with it; it is listed as missing
+                    print(json.dumps({"row": coming[future], "failed": f"{type(error).__name__}: {error}"}), flush=True)
 
 
 def timely(config: Waterbirds, began: float, row: str, seed: int) -> dict[str, Any]:
@@ -227,12 +225,13 @@ def main() -> None:
     ]
     train_all(config, jobs)
     results = [found for row in rows if (found := result_of(config, row)) is not None]
-    missing = [f"{row}, seed {seed}" for row, seed in jobs if not finished(folder_of(config, row, seed), config)]
+    done = [job for job in jobs if finished(folder_of(config, *job), config)]
+    missing = [f"{row}, seed {seed}" for row, seed in jobs if (row, seed) not in done]
     show(config, results)
     if missing:
         print("missing:", "; ".join(missing))
-    if config.out:
-        facts = json.loads((folder_of(config, *jobs[0]) / "run.json").read_text())
+    if config.out and done:
+        facts = json.loads((folder_of(config, *done[0]) / "run.json").read_text())
         data = {name: value for name, value in facts["data"].items() if name != "path"}
         content = {
             "selected_by": "balanced on val",

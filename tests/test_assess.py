@@ -1,17 +1,34 @@
-"""What is asked of a trained model: layouts with options, data without classes, overlays of nothing."""
+"""What is asked of a trained model: layouts with options, data without classes, overlays of nothing, and the
+precision of training."""
 
 import csv
 import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from sightline.assess import sees_everything
+from sightline.config import Ifam, Pdiscoformer
 from sightline.data import metashift
 from sightline.data.metashift import ANIMALS
 from sightline.data.toyset import write_toy
+from sightline.load import Model
+from sightline.methods.given_mask import Given, GivenMask
+from sightline.methods.ifam import IFam, predictor
+from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
+from sightline.runs import Run
+from sightline.vit import Input
+from sightline.what.pool import LateMask
 
 from .commands import QUICK, SMALL, typed
+from .conftest import small_vit
 from .data.published import put
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+from claim_figures import Runs, certify
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +81,45 @@ def test_an_overlay_of_everything_is_refused_before_any_picture_is_answered(prob
     code, _, err = typed(*arguments)
     assert (code, "broken.png: not an image" in err) == (1, True)
     assert list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines())) == []
+
+
+def late_mask():
+    return GivenMask(LateMask(small_vit(classes=0), 3), Given("data", 0.5, False), told=lambda rows: rows, where=None)
+
+
+def pdiscoformer():
+    settings = asdict(Pdiscoformer(Path("data"), parts=3))
+    return PDiscoFormer(selector(small_vit(classes=0), settings, 3), How.of(settings))
+
+
+def ifam(*, soft):
+    settings, vit = asdict(Ifam(Path("data"), parts=3, soft=soft)), small_vit(classes=0)
+    return IFam(selector(vit, settings, 3), predictor(vit, settings, 3), How.of(settings))
+
+
+@pytest.mark.parametrize(
+    ("method", "all_of_it"),
+    [(pdiscoformer(), True), (late_mask(), True), (ifam(soft=True), True), (ifam(soft=False), False)],
+    ids=["pdiscoformer", "late-mask", "soft ifam", "ifam"],
+)
+def test_what_is_not_blind_sees_everything_whatever_its_sight_says(method, all_of_it):
+    model = Model(method.eval(), ("a", "b", "c"), Input(size=(32, 32)), Run(Path(), {}))
+    assert sees_everything(model) == all_of_it
+
+
+def test_a_run_is_measured_in_the_precision_it_was_trained_in(tmp_path, monkeypatch):
+    from sightline import assess
+
+    toy, run = write_toy(tmp_path / "toy", train=16, val=8, test=8, size=32), tmp_path / "run"
+    told = ("--epochs", 1, "--precision", "bf16", "--out", run)
+    code, _, err = typed("train", "early-mask", toy, *SMALL, *told)
+    assert code == 0, err
+    answered, asked, make = (run / "predictions" / "test.csv").read_text(), [], assess.make_accelerator
+    monkeypatch.setattr(assess, "make_accelerator", lambda *how: asked.append(how) or make(*how))
+    for command in ("evaluate", "localize", "shape"):
+        code, _, err = typed(command, run, *QUICK)
+        assert code == 0, err
+    assert asked == [("cpu", "bf16")] * 3
+    assert (run / "predictions" / "test.csv").read_text() == answered
+    certificate = certify(run, Runs(tmp_path, pictures=2, device="cpu"))
+    assert (certificate.verdict, certificate.conditions["autocast"]) == ("blind", "bfloat16")

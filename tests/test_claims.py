@@ -2,6 +2,7 @@
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from sightline.metrics import Estimate
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import claims
+import waterbirds
 from claim_figures import Runs, balanced_gain, mean_over_seeds
 from claims import CLAIMS, FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED, Beats, Certified, Claim, Proved, TellsLabel
 from waterbirds import ROWS, Waterbirds, folder_of
@@ -91,6 +93,7 @@ def test_the_interval_of_the_difference_decides(low, high, margin, expected):
         ([HOLDS, FAILS, NOT_RUN], FAILS),
         ([HOLDS, NOT_RUN], UNDECIDED),
         ([NOT_RUN, NOT_RUN], NOT_RUN),
+        ([], NOT_RUN),
     ],
 )
 def test_one_failure_refutes_and_only_all_together_confirm(verdicts, expected):
@@ -217,7 +220,10 @@ def test_a_claim_that_cannot_be_tested_says_so(runs):
 
 def test_every_claim_is_about_rows_that_the_benchmark_trains():
     assert {row for claim in CLAIMS for test in claim.tests for row in test.rows} <= set(ROWS)
-    assert [claim.id for claim in CLAIMS] == ["F1", "F2", "F3", "F4", "F5", "F6", "F7", "B1"]
+    numbers = {"F": 23, "A": 15, "R": 12, "B": 3}
+    known = [f"{kind}{number + 1}" for kind, count in numbers.items() for number in range(count)]
+    assert [claim.id for claim in CLAIMS] == known
+    assert all(claim.says.endswith(".") and claim.paper for claim in CLAIMS)
 
 
 def test_the_script_lists_every_claim_run_or_not(runs, monkeypatch, capsys):
@@ -230,12 +236,36 @@ def test_the_script_lists_every_claim_run_or_not(runs, monkeypatch, capsys):
     claims.main()
     found = {claim["id"]: claim for claim in json.loads(out.read_text())["claims"]}
     assert {name: claim["verdict"] for name, claim in found.items()} == {
-        claim.id: HOLDS if claim.id == "F2" else NOT_RUN for claim in CLAIMS
+        claim.id: {"F2": HOLDS, "A15": NOT_TESTABLE}.get(claim.id, NOT_RUN) for claim in CLAIMS
     }
+    assert found["A15"]["lacks"] == "no CLIP weights"
+    assert found["F8"]["runs_made_by"] == ""
+    assert found["F2"]["recipes"]["late mask, true"] == "late-mask --epochs 14 --lr 5e-5"
     assert "--only 'early mask, true' 'late mask, true'" in found["F2"]["runs_made_by"]
     assert "--u2net" in found["F6"]["runs_made_by"]
     assert str(runs.folder) not in out.read_text()
-    assert "+12.0 points" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "+12.0 points" in said
+    assert "late mask, true: late-mask --epochs 14 --lr 5e-5" in said
+    assert "compare methods with their recipes" in " ".join(said.split())
+
+
+def test_a_failing_first_row_does_not_take_the_others_with_it(tmp_path, monkeypatch, capsys):
+    """And the first is one that makes the cache, not the probe."""
+    begun = []
+
+    def one(_, row, seed):
+        begun.append(row)
+        if row == "ERM":
+            raise UserError("no")
+        return {"row": row, "seed": seed}
+
+    monkeypatch.setattr(waterbirds, "one", one)
+    monkeypatch.setattr(waterbirds, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count))
+    config = Waterbirds(tmp_path, "", tmp_path, parallel=1)
+    waterbirds.train_all(config, [("probe", 0), ("ERM", 0), ("iFAM K=1", 0)])
+    assert begun == ["ERM", "iFAM K=1", "probe"]
+    assert "UserError: no" in capsys.readouterr().out
 
 
 def test_an_unknown_claim_is_refused(runs, monkeypatch):

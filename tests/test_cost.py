@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from sightline.config import Ifam
+from sightline.config import Ifam, Pdiscoformer
 from sightline.cost import Cost, cost
 from sightline.data.toyset import write_toy
 from sightline.methods.erm import Classifier
 from sightline.methods.given_mask import Given, GivenMask
 from sightline.methods.ifam import IFam, predictor
 from sightline.methods.pair import Pair
-from sightline.methods.pdiscoformer import How, selector
+from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
+from sightline.predict import sight_to_answer
 from sightline.sight import Sight
 from sightline.vit import ViT, ViTConfig
 from sightline.what.masked import MaskedViT
@@ -85,6 +86,25 @@ def test_ifam_pays_for_its_selector_and_for_what_it_sees():
     assert look.gflops == pytest.approx(dense.gflops, rel=0.02), "a dense ViT, and a little for the prototypes"
     assert dense.gflops < both.gflops < 2 * dense.gflops
     assert judge.gflops < dense.gflops
+
+
+def test_pdiscoformer_discovers_its_parts_once_and_answers_the_same():
+    settings, vit = asdict(Pdiscoformer(Path("data"), parts=3)), small_vit(classes=0)
+    model = PDiscoFormer(selector(vit, settings, 3), How.of(settings)).eval()
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found, dense = cost(model, images), cost(Classifier(small_vit(classes=3)), images)
+    assert found.gflops == pytest.approx(dense.gflops, rel=0.02), "a dense ViT, and a little for the prototypes"
+    assert found.coverage == 1
+    answer = model.judge(images, model.look(images)).logits
+    assert model.judge(images, sight_to_answer(model, images, None)).logits.equal(answer)
+
+
+def test_soft_ifam_still_looks_as_its_weights_come_from_the_parts():
+    settings, vit = asdict(Ifam(Path("data"), parts=3, soft=True)), small_vit(classes=0)
+    model = IFam(selector(vit, settings, 3), predictor(vit, settings, 3), How.of(settings)).eval()
+    images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    dense = cost(Classifier(small_vit(classes=3)), images)
+    assert cost(model, images).gflops == pytest.approx(2 * dense.gflops, rel=0.02)
 
 
 class Constant:

@@ -20,6 +20,7 @@ from sightline.predict import needs_masks, shown
 from sightline.sight import Told
 from sightline.train import train
 from sightline.verify import verify
+from sightline.weights import load_backbone, save_backbone
 from sightline.what.masked import MaskedViT
 from sightline.what.pool import LateMask as LatelyMasked
 
@@ -229,6 +230,29 @@ def test_the_weights_that_look_are_not_the_methods(without_masks, tmp_path):
     model = load(folder).method
     assert all(name.startswith("what.") for name in model.state_dict())
     assert len(list(model.parameters())) == len(list(model.what.parameters()))
+
+
+def test_what_looks_follows_the_pictures_also_for_maps(images):
+    where = given_mask.saliency("found:random:nano").to("meta")
+    model = GivenMask(MaskedViT(small_vit()), Given("", 0.5, False), told=None, where=where)
+    asked = []
+    where.to = lambda device: asked.append(device) or given_mask.saliency("found:random:nano")
+    assert model.maps(images)
+    assert asked == [images.device]
+
+
+def test_weights_that_look_and_have_changed_are_refused(without_masks, tmp_path):
+    weights = tmp_path / "looks.safetensors"
+    save_backbone(load_backbone("random:nano"), weights)
+    config = small(without_masks, tmp_path / "run", masks=f"found:{weights}")
+    folder = train(config)
+    assert len(json.loads((folder / "run.json").read_text())["saliency_sha256"]) == 64
+    load(folder)
+    save_backbone(load_backbone("random:nano", seed=1), weights)
+    with pytest.raises(UserError, match=r"looks\.safetensors: not the weights that made this run's masks"):
+        load(folder)
+    with pytest.raises(UserError, match="put those back, or train again"):
+        train(replace(config, resume=True))
 
 
 @pytest.mark.parametrize("masks", ["data", "found:random:nano"])

@@ -113,6 +113,14 @@ def test_the_patch_grid_is_that_of_the_method():
     assert patch_grid(pixels, {"salience": torch.ones(2, SIDE, SIDE)}, (SIDE, SIDE)) == (2, 2)
 
 
+@pytest.mark.parametrize(("side", "cells"), [(518, 14), (252, 14), (224, 14), (56, 2), (12, 1)])
+def test_boxes_are_measured_on_a_grid_that_divides_the_picture(side, cells):
+    boxes, odd = Sight(boxes=torch.tensor([[[0, 0, 5, 5]]])), {"attention": torch.ones(1, 5, 5)}
+    assert patch_grid(boxes, {}, (side, side)) == patch_grid(boxes, odd, (side, side)) == (cells, cells)
+    mask = torch.ones(1, side, side, dtype=torch.bool)
+    assert ratio(per_image(boxes, odd, truth(mask)), "pixel_iou") == pytest.approx(25 / side**2)
+
+
 def test_agreement_of_clusters_is_scikit_learns():
     generator = np.random.default_rng(0)
     true, found = generator.integers(0, 5, (30, 12)), generator.integers(0, 4, (30, 12))
@@ -318,6 +326,9 @@ def test_without_rows_to_fit_on_there_is_no_keypoint_error(tmp_path, accelerator
     found = localize(ByColour(), rows, rows.where("test"), EXPECTS, accelerator, resamples=20)
     assert "keypoint_error" not in found.figures
     assert "nmi" in found.figures
+    assert found.notes == ("no key point error: it is fitted on train rows, and there are none beside those measured",)
+    fitted = localize(ByColour(), rows, rows.where("test"), EXPECTS, accelerator, fit=rows.where("train"), resamples=20)
+    assert fitted.notes == ()
 
 
 def test_pictures_without_masks_are_left_out_and_said_so(rows, accelerator):
@@ -363,3 +374,10 @@ def test_the_command_writes_every_split_and_prints_a_table(sightline, toy, tmp_p
     code, _, err = sightline("localize", run, tmp_path / "plain", "--workers", 0, "--device", "cpu")
     assert code == 2
     assert "no masks to compare with" in err
+    before = (run / "localization.json").read_bytes()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "localization.json").write_bytes(before)
+    others = write_toy(tmp_path / "others", train=2, val=2, test=4, size=SIDE, seed=1)
+    code, _, err = sightline("localize", run, others, "--out", tmp_path / "out", "--workers", 0, "--device", "cpu")
+    assert (code, "localization.json: is about other data (fingerprint" in err) == (2, True)
+    assert (tmp_path / "out" / "localization.json").read_bytes() == before

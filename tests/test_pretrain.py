@@ -166,6 +166,32 @@ def test_a_table_of_pictures_and_masks_alone(toy, tmp_path):
         read_pictures(file)
 
 
+def test_albums_without_splits_are_nearly_all_learned_from(toy, tmp_path, tiny, capsys):
+    """Their names are kept as classes, to count neighbours by."""
+    for number, picture in enumerate(sorted((toy / "train").iterdir())):
+        place = tmp_path / "albums" / ("north", "south")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / picture.name).write_bytes(picture.read_bytes())
+    rows = read_pictures(tmp_path / "albums")
+    assert [len(rows.where(split)) for split in ("train", "val", "test")] == [46, 2, 0]
+    assert rows.classes == ("north", "south")
+    assert rows.notes == ("2 of 48 pictures are held out to watch training by, seed 0",)
+    with stopped_after(0), pytest.raises(Stop):
+        pretrain(small(tmp_path / "albums", tmp_path / "stopped"))
+    assert "2 of 48 pictures are held out" in capsys.readouterr().out, "said before training"
+    (line,) = log_of(pretrain(small(tmp_path / "albums", tmp_path / "run", epochs=1)))
+    assert "knn" in line
+
+
+def test_a_table_with_labels_is_nearly_all_learned_from_unless_it_has_splits(tmp_path):
+    lines = [f"{i}.png,{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "plain.csv").write_text("\n".join(["image,label", *lines]) + "\n")
+    splits = [f"{line},{'train' if i < 20 else 'val'}" for i, line in enumerate(lines)]
+    (tmp_path / "split.csv").write_text("\n".join(["image,label,split", *splits]) + "\n")
+    assert len(read_pictures(tmp_path / "plain.csv").where("val")) == 2
+    assert len(read_pictures(tmp_path / "split.csv").where("val")) == 20
+
+
 def test_classes_are_seen_where_there_are_any(toy, tmp_path):
     assert has_classes(toy)
     for folder in ("train/cat", "train/dog", "val/cat", "val/dog"):
@@ -202,6 +228,8 @@ def test_the_weights_kept_are_the_last(toy, tmp_path, tiny):
         ({"pixels": 36}, "--pixels 36: must be a multiple of the patch, 8"),
         ({"small": 20}, "--small 20: must be a multiple"),
         ({"batch": 15, "accumulate": 2}, "--batch 15: must divide evenly among 1 processes and 2 parts; take 14"),
+        ({"accumulate": 0}, "--accumulate 0: must be at least 1"),
+        ({"workers": -1}, "--workers -1: must not be negative"),
         ({"batch": 1}, "two pictures to tell apart"),
         ({"warmup": 3.0}, "--warmup 3: must lie between 0 and --epochs"),
         ({"momentum": 1.5}, "--momentum 1.5"),

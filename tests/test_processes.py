@@ -54,10 +54,11 @@ def assert_alike(one: Path, several: Path) -> None:
 
 
 @pytest.mark.slow
-def test_three_processes_do_what_one_does_also_when_resumed(toy, tmp_path):
+@pytest.mark.parametrize(("batch", "accumulate"), [(32, 1), (30, 2)])
+def test_three_processes_do_what_one_does_also_when_resumed(toy, tmp_path, batch, accumulate):
     """A batch of 32 is not divisible by 3; stopped in the second epoch, after a save that all take part in."""
-    one = train(small(toy, tmp_path / "one", epochs=2, accumulate=2, average=0.9))
-    flags = ("--epochs", "2", "--accumulate", "2", "--average", "0.9")
+    one = train(small(toy, tmp_path / "one", epochs=2, batch=batch, accumulate=accumulate, average=0.9))
+    flags = ("--epochs", "2", "--batch", str(batch), "--accumulate", str(accumulate), "--average", "0.9")
     script = tmp_path / "script.py"
     script.write_text(WHOLE_THEN_STOPPED)
     result = launch(toy, tmp_path / "three", 3, *flags, script=script)
@@ -78,3 +79,7 @@ def test_several_processes_refuse_together(toy, tmp_path):
     result = launch(toy, tmp_path / "run", 2, "--epochs", "1")
     assert result.returncode != 0
     assert "there is a run already" in result.stderr
+    result = launch(toy, tmp_path / "uneven", 2, "--batch", "31", "--accumulate", "2")
+    assert result.returncode != 0
+    assert "take 28" in result.stderr
+    assert not (tmp_path / "uneven").exists()

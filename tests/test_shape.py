@@ -107,6 +107,12 @@ def test_the_command_measures_given_masks_and_refuses_what_sees_everything(toy, 
     assert content["metrics"]["n"] == 16
     assert content["chance"] == 0.5
     assert len((masked / "shape" / "test.csv").read_text().splitlines()) == 17
+    others = write_toy(tmp_path / "others", train=16, val=8, test=8, size=32, seed=1)
+    for data, expected in ((toy, 0), (others, 2)):
+        code, _, err = typed("shape", masked, data, "--out", tmp_path / "out", *QUICK)
+        assert code == expected, err
+    assert "test.json: is about other data (fingerprint" in err
+    assert json.loads((tmp_path / "out" / "shape" / "test.json").read_text()) == content
     code, _, err = typed("shape", whole, *QUICK)
     assert code == 2
     assert "sees everything" in err

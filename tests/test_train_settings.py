@@ -13,12 +13,12 @@ from sightline.data.augment import Pictures
 from sightline.data.images import decode, read_picture, to_tensor
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.lessons import view
+from sightline.lessons import refuse_processes_apart, view
 from sightline.train import train
 from sightline.vit import Input
 from sightline.weights import load_backbone
 
-from .training import log_of, small, table
+from .training import log_of, small, stopped_after, table
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,36 @@ def test_settings_that_do_not_go_with_the_data_are_refused_at_once(tmp_path, cla
     with pytest.raises(UserError, match=said):
         train(small(table(tmp_path / "data", classes), tmp_path / "run", **wrong))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "processes", "advice"),
+    [(32, 2, 3, "take 30"), (8, 4, 3, "lower --accumulate"), (9999, 5, 2, "take"), (30, 2, 3, None), (32, 1, 3, None),
+     (31, 2, 1, None)],
+)  # fmt: skip
+def test_processes_must_cut_their_shares_into_as_many_pieces(toy, tmp_path, batch, accumulate, processes, advice):
+    """Those that ask each other in every piece would wait for ever."""
+    config, rows = small(toy, tmp_path / "run", batch=batch, accumulate=accumulate), read_rows(toy)
+    if advice is None:
+        refuse_processes_apart(config, rows, processes)
+        return
+    with pytest.raises(UserError, match=f"divide evenly among {processes} processes and {accumulate} parts; {advice}"):
+        refuse_processes_apart(config, rows, processes)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_torch_is_deterministic_only_while_a_run_asks_for_it(toy, tmp_path, before):
+    seen = []
+    stopped = stopped_after(0, lambda: seen.append(torch.are_deterministic_algorithms_enabled()) or 1 / 0)
+    torch.use_deterministic_algorithms(before, warn_only=before)
+    try:
+        with stopped, pytest.raises(ZeroDivisionError):
+            train(small(toy, tmp_path / "run", epochs=1, deterministic=True))
+        assert seen == [True]
+        assert torch.are_deterministic_algorithms_enabled() == before
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == before
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_the_division_into_splits_does_not_follow_the_training_seed(tmp_path):

@@ -6,11 +6,15 @@ import types
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Method", "Prediction", "Sight", "find_leak", "load", "load_backbone", "save_backbone", "train", "verify"]
+__all__ = [
+    "Method", "Prediction", "Sight", "find_leak", "load", "load_backbone", "pretrain", "save_backbone", "train",
+    "verify",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from .leaks import find_leak
     from .load import load
+    from .pretrain import pretrain
     from .sight import Method, Prediction, Sight
     from .train import train
     from .verify import verify
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "load": ".load",
     "train": ".train",
+    "pretrain": ".pretrain",
     "Method": ".sight",
     "Prediction": ".sight",
     "Sight": ".sight",

@@ -31,6 +31,8 @@ from .predict import answer, make_accelerator
 from .runs import NEUTRAL, Run, read_run
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
+
     from .compare import Comparison
     from .sight import Sight
 
@@ -50,8 +52,7 @@ class Asked:
 
 def assess(command: Evaluate) -> Path:
     """Answers and metrics of a run on a split of its own data, or of others; the folder they are in."""
-    accelerator = make_accelerator(command.device)
-    model = load(command.run, str(accelerator.device))
+    accelerator, model = opened(command.run, command.device)
     asked = data_asked_for(command, model.run)
     nine = imagenet9_map(model, asked.rows)
     rows = with_classes_of(model, asked.rows, asked.path) if nine is None else in_a_thousand(asked.rows, nine, model)
@@ -73,6 +74,12 @@ def assess(command: Evaluate) -> Path:
         save_plainly(folder / "metrics.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     accelerator.wait_for_everyone()
     return folder
+
+
+def opened(folder: Path, device: str) -> tuple[Accelerator, Model]:
+    """A trained model, and where to measure it: as exactly as it was trained."""
+    accelerator = make_accelerator(device, read_run(folder).facts.get("config", {}).get("precision", "fp32"))
+    return accelerator, load(folder, str(accelerator.device))
 
 
 def data_asked_for(command: Evaluate, run: Run) -> Asked:
@@ -133,10 +140,13 @@ def metrics_before(folder: Path, run: Run, asked: Asked) -> dict[str, Any]:
         notes = list(asked.rows.notes)
         content["data"] = {"name": asked.rows.name, "fingerprint": asked.fingerprint, "own": asked.own, "notes": notes}
     before = read_metrics(path) if path.exists() else {"splits": {}}
-    known = before.get("data", {}).get("fingerprint", asked.fingerprint)
+    refuse_other_data(path, before.get("data", {}).get("fingerprint", asked.fingerprint), asked)
+    return before | content
+
+
+def refuse_other_data(path: Path, known: str, asked: Asked) -> None:
     if known != asked.fingerprint:
         raise UserError(f"{path}: is about other data (fingerprint {known[:12]}); choose another --out")
-    return before | content
 
 
 def measure(answers: Answers, run: Run) -> Metrics:
@@ -250,7 +260,10 @@ def predict_pictures(command: Predict) -> Guesses:
 
 
 def sees_everything(model: Model) -> bool:
-    """Told by a blank picture: a method that hides nothing has no patches, pixels or boxes to choose from."""
+    """Told by a blank picture: a method that hides nothing has no patches, pixels or boxes to choose from. One that is
+    not blind has, but sees the rest all the same."""
+    if not getattr(model.method, "blind", True):
+        return True
     sight = model.predict([Image.new("RGB", model.expects.size[::-1])]).sight
     cells = 1 if sight.keep is None else sight.keep[0].numel()
     return cells == 1 and sight.keep_pixels is None and sight.boxes is None

@@ -116,8 +116,6 @@ def train(command: Train) -> int:
 def pretrain(command: Pretrain) -> int:
     import json
 
-    from rich.console import Console
-
     from .pretrain import pretrain as run_pretraining
     from .progress import figures_of_pretraining
     from .runs import read_run
@@ -128,7 +126,6 @@ def pretrain(command: Pretrain) -> int:
         last = json.loads(run.log_file.read_text(encoding="utf-8").splitlines()[-1])
         if found := figures_of_pretraining(last):
             print(", ".join(found))
-        print_notes(Console(highlight=False), run.facts["data"]["notes"])
         print(f"The backbone is {folder / 'backbone.safetensors'}: give that to --backbone.")
     return 0
 

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from .data.images import Canvas, decode
-from .predict import needs_masks, shown
-from .sight import Method, Sight, Told
+from .predict import needs_masks, shown, sight_to_answer
+from .sight import Method
 
 if TYPE_CHECKING:
     from .data.rows import Rows
@@ -38,13 +38,14 @@ class Cost:
 
 @torch.no_grad()
 def cost(method: Method, images: Tensor, masks: Tensor | None = None) -> Cost:
-    """Of looking and judging; with `masks`, for a method that is told where to look. Those cost nothing here."""
+    """Of looking, where the answer depends on it, and of judging; with `masks`, for a method that is told where to
+    look. Those cost nothing here."""
     operations, seen = 0, 0.0
     for i in range(len(images)):
         image = images[i : i + 1]
         # The plain kernel is made of matrix products, which are counted everywhere; others are not.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            sight = sight_for(method, image, None if masks is None else masks[i : i + 1])
+            sight = sight_to_answer(method, image, None if masks is None else masks[i : i + 1])
             method.judge(image, sight)
         operations += counter.get_total_flops()
         # Late and soft masks choose what counts, not what is seen.
@@ -62,8 +63,3 @@ def cost_on(
     images = torch.stack([sample.image for sample in samples]).to(device).float() / 255
     masks = torch.stack([sample.mask for sample in samples if sample.mask is not None]).to(device) if told else None
     return cost(method, images, masks)
-
-
-def sight_for(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
-    """Where it looks, or is told to."""
-    return method.look_at(images, masks) if masks is not None and isinstance(method, Told) else method.look(images)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -168,6 +171,34 @@ def places_in_epoch(step: int, count: int, batches: Batches) -> Tensor:
     each, longer = divmod(batches.batch, batches.world)
     start = step * batches.batch + batches.rank * each + min(batches.rank, longer)
     return torch.arange(start, start + count)
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Generator[None]:
+    """The same bits every time, also on a GPU; afterwards torch is as it was before."""
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def refuse_processes_apart(config: Train, rows: Rows, processes: int) -> None:
+    """Processes that cut their shares into different numbers of pieces would wait for each other for ever."""
+    if isinstance(config, Loop) and processes > 1 and config.accumulate > 1:
+        refuse_uneven(min(config.batch, len(rows.where("train"))), processes, config.accumulate)
+
+
+def refuse_uneven(batch: int, processes: int, parts: int) -> None:
+    """A batch that does not fall into pieces of one size."""
+    if over := batch % (processes * parts):
+        advice = f"take {batch - over}" if over < batch else "lower --accumulate"
+        raise UserError(f"--batch {batch}: must divide evenly among {processes} processes and {parts} parts; {advice}")
 
 
 def refuse_hopeless(config: Train, rows: Rows) -> None:

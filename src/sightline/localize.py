@@ -26,13 +26,14 @@ from .intervals import MOST_DRAWN, TAIL
 from .keypoints import Places, adjusted_rand_index, keypoint_errors, normalised_mutual_information
 from .metrics import Estimate
 from .overlap import Columns, per_image
-from .predict import answering_batches, make_accelerator, needs_masks, shown
-from .sight import Look, Sight, Told
+from .predict import answering_batches, needs_masks, shown, sight_for
+from .sight import Look
 from .vit import Input
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from .assess import Asked
     from .config import Localize
 
 RESAMPLES = 2000
@@ -110,6 +111,8 @@ def localize(
         assert known is not None, "the same method finds parts on one split and not on the other"
         errors = keypoint_errors(known, places)
         columns["keypoint_error"] = np.stack([np.nansum(errors, axis=1), np.isfinite(errors).sum(axis=1)], axis=1)
+    elif places is not None:
+        notes = (*notes, "no key point error: it is fitted on train rows, and there are none beside those measured")
     found = estimates(columns, resamples, seed)
     maps: dict[str, dict[str, Estimate]] = {}
     for name in [name for name in found if name not in FIGURES]:
@@ -156,7 +159,7 @@ class _Watch:
                 if len(truth):
                     images = truth.images.float() / 255
                     with self.accelerator.autocast():
-                        sight, maps = _look(self.method, images, told), self.method.maps(images)
+                        sight, maps = sight_for(self.method, images, told), self.method.maps(images)
                     seen = per_image(sight, maps, truth, published=self.published)
                     mine.append((truth.indices.cpu().numpy(), seen))
         parts = gather_object(mine)
@@ -177,10 +180,6 @@ class _Watch:
             to_close.callback(batches.close)
         for truth, *told in zip(*(batches.epoch(0) for batches in opened), strict=True):
             yield truth.to(device), told[0].to(device).masks if told else None
-
-
-def _look(method: Look, images: Tensor, told: Tensor | None) -> Sight:
-    return method.look_at(images, told) if told is not None and isinstance(method, Told) else method.look(images)
 
 
 def _split_off(columns: Columns) -> tuple[Places | None, Columns]:
@@ -253,36 +252,39 @@ def _drawn(rows: np.ndarray, n: int, resamples: int, seed: int) -> np.ndarray:
 
 def localize_run(command: Localize) -> tuple[Localization, Path]:
     """A trained model on a split of its own data or of others, and the file that says so."""
-    from .assess import data_asked_for, folder_for, save_plainly
-    from .load import load
+    from .assess import data_asked_for, folder_for, opened, save_plainly
 
-    accelerator = make_accelerator(command.device)
-    model = load(command.run, str(accelerator.device))
+    accelerator, model = opened(command.run, command.device)
     asked = data_asked_for(command, model.run)
     indices = asked.rows.where(command.split)
     if not len(indices):
         raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
     _with_masks(asked.rows, indices)  # or it says so, before a folder is made
     path = folder_for(command, model.run, asked) / "localization.json"
+    before = figures_before(path, asked)
     found = localize(
         model.method, asked.rows, indices, model.expects, accelerator,
         fit=asked.rows.where("train") if command.split != "train" else None,
         published=command.published, batch=command.batch, workers=command.workers,
     )  # fmt: skip
     if accelerator.is_main_process:
-        splits = _splits_before(path, asked.fingerprint) | {command.split: found.to_dict()}
+        splits = before.get("splits", {}) | {command.split: found.to_dict()}
         content = {"data": asked.rows.name, "fingerprint": asked.fingerprint, "splits": splits}
         save_plainly(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     accelerator.wait_for_everyone()
     return found, path
 
 
-def _splits_before(path: Path, fingerprint: str) -> dict[str, Any]:
-    """What the file says already of other splits of these data."""
+def figures_before(path: Path, asked: Asked) -> dict[str, Any]:
+    """What a file of figures says already, if it is there, of these data."""
+    from .assess import refuse_other_data
+
     if not path.exists():
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return content["splits"] if content["fingerprint"] == fingerprint else {}
+        known = content["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: cannot be read ({error}); remove it") from error
+    refuse_other_data(path, known, asked)
+    return content

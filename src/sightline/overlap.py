@@ -44,11 +44,19 @@ def per_image(sight: Sight, maps: Mapping[str, Tensor], truth: Batch, *, publish
 
 
 def patch_grid(sight: Sight, maps: Mapping[str, Tensor], size: tuple[int, int]) -> tuple[int, int]:
-    """That of the parts, of the kept patches or of a map, whichever has one; else of 16 pixels."""
+    """That of the parts, of the kept patches or of a map, whichever has one that divides the picture; else of 16 pixels
+    or, where those do not divide it, a little more."""
     for each in (sight.parts, sight.keep, *maps.values()):
-        if each is not None and 1 < each.shape[-2] < size[0] and 1 < each.shape[-1] < size[1]:
-            return each.shape[-2], each.shape[-1]
-    return size[0] // PATCH, size[1] // PATCH
+        if each is not None:
+            H, W = each.shape[-2:]
+            if 1 < H < size[0] and 1 < W < size[1] and not (size[0] % H or size[1] % W):
+                return H, W
+    return _cells(size[0]), _cells(size[1])
+
+
+def _cells(side: int) -> int:
+    """Of at least 16 pixels each, as many as divide the side."""
+    return next(cells for cells in range(max(side // PATCH, 1), 0, -1) if side % cells == 0)
 
 
 def map_columns(maps: Tensor, masks: Tensor) -> dict[str, Tensor]:

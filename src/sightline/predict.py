@@ -18,7 +18,7 @@ from .data.cache import Cache
 from .data.images import Canvas
 from .data.rows import SPLITS, Rows
 from .errors import UserError
-from .sight import Method, Told
+from .sight import Look, Method, Sight, Told
 from .vit import Input
 
 
@@ -39,6 +39,16 @@ def needs_masks(method: object) -> bool:
 def shown(method: object, rows: Rows) -> Rows:
     """The rows with the masks that this method is to be shown, if it is one that is told where to look."""
     return method.given(rows) if isinstance(method, Told) else rows
+
+
+def sight_for(method: Look, images: Tensor, masks: Tensor | None) -> Sight:
+    """Where it looks, or is told to."""
+    return method.look_at(images, masks) if masks is not None and isinstance(method, Told) else method.look(images)
+
+
+def sight_to_answer(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
+    """The same, but nothing is looked for where the answer is the same whatever the sight."""
+    return sight_for(method, images, masks) if getattr(method, "heeds_sight", True) else Sight.everything(images)
 
 
 def answer(
@@ -67,8 +77,7 @@ def answer_batches(method: Method, rows: Rows, batches: Batches, accelerator: Ac
     """The same, of batches that are open already and stay open."""
 
     def logits(images: Tensor, masks: Tensor | None) -> Tensor:
-        told = isinstance(method, Told) and masks is not None
-        return method.judge(images, method.look_at(images, masks) if told else method.look(images)).logits
+        return method.judge(images, sight_to_answer(method, images, masks)).logits
 
     found = over_batches(logits, batches, accelerator)
     order = batches.indices

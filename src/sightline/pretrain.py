@@ -6,21 +6,22 @@ accelerate launch --num_processes 8 -m sightline pretrain DATA --size s        #
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
 import torch
+from rich.console import Console
 
 from .backbones import own_vit
 from .config import Pretrain
 from .data.rows import Rows
 from .data.unlabelled import read_pictures
 from .errors import UserError
-from .lessons import Desk
+from .lessons import Desk, deterministic, refuse_uneven
 from .methods.dino import Dino, geometry
 from .predict import make_accelerator
+from .screen import print_notes
 from .train import begin_together, fit
 from .vit import ViT
 from .weights import save_backbone
@@ -30,17 +31,16 @@ def pretrain(config: Pretrain) -> Path:
     """The run folder, with the teacher's weights in backbone.safetensors."""
     config = replace(config, cache=config.cache or config.folder / "cache")
     rows = read_pictures(config.data, layout=config.layout, seed=config.split_seed)
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    accelerator = make_accelerator(config.device, config.precision)
-    refuse_hopeless(config, rows, accelerator.num_processes)
-    run = begin_together(config, rows, accelerator)
-    learner = new_learner(config)
-    expects = learner.teacher.vit.config.input
-    if accelerator.is_main_process:
-        run.note(vit=asdict(learner.teacher.vit.config))
-    learner = cast(Dino, fit(learner, Desk(rows, run, accelerator, expects), config))
+    with deterministic(config.deterministic):
+        accelerator = make_accelerator(config.device, config.precision)
+        refuse_hopeless(config, rows, accelerator.num_processes)
+        run = begin_together(config, rows, accelerator)
+        learner = new_learner(config)
+        expects = learner.teacher.vit.config.input
+        if accelerator.is_main_process:
+            run.note(vit=asdict(learner.teacher.vit.config))
+            print_notes(Console(highlight=False), rows.notes)
+        learner = cast(Dino, fit(learner, Desk(rows, run, accelerator, expects), config))
     if accelerator.is_main_process:
         save_backbone(learner.teacher.vit, run.folder / "backbone.safetensors", torch.float16)
         run.note(state="finished")
@@ -68,9 +68,8 @@ def refuse_hopeless(config: Pretrain, rows: Rows, processes: int) -> None:
     wrong = next((name for name, side in sides.items() if side < patch or side % patch), None)
     complaints = [
         (wrong is not None, f"--{wrong} {sides.get(wrong or '')}: must be a multiple of the patch, {patch}"),
-        (batch % (processes * config.accumulate) > 0,
-         f"--batch {batch}: must divide evenly among {processes} processes and {config.accumulate} parts; "
-         f"take {batch - batch % (processes * config.accumulate)}"),
+        (config.accumulate < 1, f"--accumulate {config.accumulate}: must be at least 1"),
+        (config.workers < 0, f"--workers {config.workers}: must not be negative"),
         (batch < 2 * processes * config.accumulate, f"--batch {batch}: each part needs two pictures to tell apart"),
         (config.epochs < 1, f"--epochs {config.epochs}: must be at least 1"),
         (not 0 <= config.warmup <= config.epochs, f"--warmup {config.warmup:g}: must lie between 0 and --epochs"),
@@ -86,3 +85,4 @@ def refuse_hopeless(config: Pretrain, rows: Rows, processes: int) -> None:
     for is_wrong, complaint in complaints:
         if is_wrong:
             raise UserError(complaint)
+    refuse_uneven(batch, processes, config.accumulate)

@@ -20,10 +20,11 @@ from .answers import Answers
 from .data.rows import Rows
 from .errors import UserError
 from .evaluate import score
+from .localize import figures_before
 from .metrics import Estimate, Metrics
 from .overlap import patch_grid
-from .predict import answering_batches, make_accelerator, needs_masks, over_batches, shown
-from .sight import Look, Told, cell_share
+from .predict import answering_batches, needs_masks, over_batches, shown, sight_for
+from .sight import Look, cell_share
 from .vit import Input
 from .what.probe import Linear, tune_logistic
 
@@ -74,9 +75,7 @@ def shapes(
     """float32 [n, H·W]: how much of each patch may be seen; where whole patches are kept, that is `keep` itself."""
 
     def shape(images: Tensor, masks: Tensor | None) -> Tensor:
-        told = isinstance(method, Told) and masks is not None
-        sight = method.look_at(images, masks) if told else method.look(images)
-        size = (images.shape[2], images.shape[3])
+        sight, size = sight_for(method, images, masks), (images.shape[2], images.shape[3])
         return cell_share(sight.visible(size), patch_grid(sight, {}, size)).flatten(1)
 
     batches = answering_batches(
@@ -108,17 +107,16 @@ def label_from_shape(rows: Rows, seen: dict[str, np.ndarray], split: str) -> tup
 
 def shape_run(command: Shape) -> tuple[FromShape, Path]:
     """A trained model on a split of its own data or of others, and the file that says so."""
-    from .assess import data_asked_for, folder_for, make_folder, measure, save_plainly
-    from .load import load
+    from .assess import data_asked_for, folder_for, make_folder, measure, opened, save_plainly
 
-    accelerator = make_accelerator(command.device)
-    model = load(command.run, str(accelerator.device))
+    accelerator, model = opened(command.run, command.device)
     asked = data_asked_for(command, model.run)
     rows = asked.rows
     for split in (needed := dict.fromkeys(["train", "val", command.split])):
         if not len(rows.where(split)):
             raise UserError(f"{asked.path}: no pictures in the split {split!r}, which the probe of the shape needs")
-    folder = folder_for(command, model.run, asked)
+    path = folder_for(command, model.run, asked) / "shape" / f"{command.split}.json"
+    figures_before(path, asked)  # or it says that they are of other data
     seen = {
         split: shapes(
             model.method, rows, rows.where(split), model.expects, accelerator,
@@ -130,7 +128,6 @@ def shape_run(command: Shape) -> tuple[FromShape, Path]:
         raise UserError(f"{command.run}: sees everything, so its sight has no shape")
     answers, linear = label_from_shape(rows, seen, command.split)
     found = FromShape(answers, measure(answers, model.run), linear.c, seen["train"].shape[1])
-    path = folder / "shape" / f"{command.split}.json"
     if accelerator.is_main_process:
         make_folder(path.parent)
         answers.save_csv(path.with_suffix(".csv"))

@@ -10,15 +10,13 @@ how many processes share the batch, not on whether the run was interrupted. So a
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +34,19 @@ from .data.batches import Batches
 from .data.rows import Rows, read_rows
 from .errors import UserError
 from .evaluate import evaluate
-from .lessons import Desk, Learner, Lesson, When, exam_batches, places_in_epoch, refuse_hopeless, training_batches, view
+from .lessons import (
+    Desk,
+    Learner,
+    Lesson,
+    When,
+    deterministic,
+    exam_batches,
+    places_in_epoch,
+    refuse_hopeless,
+    refuse_processes_apart,
+    training_batches,
+    view,
+)
 from .methods import maker_of
 from .predict import answer_batches, make_accelerator, needs_masks, shown
 from .progress import Progress, Speed, stopping_between_steps
@@ -51,16 +61,15 @@ def train(config: Train) -> Path:
     """Data in, run folder out."""
     rows = read_rows(config.data, layout=config.layout, seed=config.split_seed)
     refuse_hopeless(config, rows)
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    accelerator = make_accelerator(config.device, config.precision)
-    run = begin_together(config, rows, accelerator)
-    model, expects = maker_of(config.method)(config, rows, run, accelerator)
-    desk = Desk(shown(model, rows), run, accelerator, expects)
-    if isinstance(config, Loop):
-        model = fit(model, desk, config)
-    conclude(cast(Method, model), desk, config)
+    with deterministic(config.deterministic):
+        accelerator = make_accelerator(config.device, config.precision)
+        refuse_processes_apart(config, rows, accelerator.num_processes)
+        run = begin_together(config, rows, accelerator)
+        model, expects = maker_of(config.method)(config, rows, run, accelerator)
+        desk = Desk(shown(model, rows), run, accelerator, expects)
+        if isinstance(config, Loop):
+            model = fit(model, desk, config)
+        conclude(cast(Method, model), desk, config)
     return run.folder
 
 
@@ -85,7 +94,7 @@ def conclude(model: Method, desk: Desk, config: Train) -> None:
     for split in ("val", "test"):
         if not len(desk.rows.where(split)):
             continue
-        with contextlib.closing(exam_batches(desk, split, config, masks=needs_masks(model))) as batches:
+        with closing(exam_batches(desk, split, config, masks=needs_masks(model))) as batches:
             answers = answer_batches(model, desk.rows, batches, desk.accelerator)
         if main:
             folder.mkdir(exist_ok=True)
@@ -295,14 +304,9 @@ def make_optimizer(model: Learner, config: Loop, batches: Batches, device: torch
     lr = base_lr(config, batches)
     decay = config.weight_decay / math.sqrt(max(1, len(batches) * config.epochs))
     groups = [
-        {
-            "params": group.parameters,
-            "lr": lr * group.lr,
-            "initial_lr": lr * group.lr,
-            "weight_decay": decay * group.decay,
-        }
-        for group in model.parameter_groups(config.head_lr)
-        if group.parameters
+        {"params": g.parameters, "lr": lr * g.lr, "initial_lr": lr * g.lr, "weight_decay": decay * g.decay}
+        for g in model.parameter_groups(config.head_lr)
+        if g.parameters
     ]
     return torch.optim.AdamW(groups, fused=device.type == "cuda")
 

@@ -19,7 +19,7 @@ class Pretrain(Loop):
     data: Positional[Path]
     """A folder of pictures, nested as you like, or a CSV file with a column image; or a data set with classes."""
     size: Literal["nano", "ti", "s", "b"] = "nano"  # ty: ignore[incompatible-attribute-override]
-    """Of the model: 1.2, 5.4, 21 or 86 million parameters."""
+    """Of the model: 1.2, 5.5, 22 or 86 million parameters."""
     patch: int | None = None
     """Side of a patch in pixels. Default: 8 for nano, 16 for the others."""
     pixels: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,18 @@ MOST_WATCHED = 1024  # but no more than this
 
 
 def read_pictures(path: Path | str, *, layout: str | None = None, seed: int = 0) -> Rows:
-    """With their classes where they have any, otherwise without."""
+    """With their classes where they have any, otherwise without; almost all to learn from, unless they bring splits."""
     path = Path(path).expanduser()
-    if layout is not None or not path.exists() or has_classes(path):
+    if layout is not None or not path.exists():
         return read_rows(path, layout=layout, seed=seed)
-    return read_unlabelled(path, seed=seed)
+    if not has_classes(path):
+        return read_unlabelled(path, seed=seed)
+    if has_splits(path):
+        return read_rows(path, seed=seed)
+    rows = read_rows(path, whole=True)
+    splits, note = hold_out(len(rows), seed)
+    *notes, _ = rows.notes  # the last one says that all are for testing
+    return replace(rows, splits=splits, notes=(*notes, note))
 
 
 def has_classes(path: Path) -> bool:
@@ -34,6 +42,21 @@ def has_classes(path: Path) -> bool:
     return len(folders) > 1 and not loose and all(files and not deeper for deeper, files in inner)
 
 
+def has_splits(path: Path) -> bool:
+    """A column split, or folders of that name."""
+    if (file := _table(path)) is not None:
+        return "split" in _header(file)
+    return any(name.lower() in SPLIT_WORDS for name in _inside(path)[0])
+
+
+def hold_out(count: int, seed: int) -> tuple[np.ndarray, str]:
+    """A few to watch training by, the others to learn from; and what to say about it."""
+    watched = min(MOST_WATCHED, max(1, round(WATCHED * count)))
+    splits = np.full(count, TRAIN, np.int8)
+    splits[np.random.default_rng((seed, VAL)).permutation(count)[:watched]] = VAL
+    return splits, f"{watched:,} of {count:,} pictures are held out to watch training by, seed {seed}"
+
+
 def read_unlabelled(path: Path, *, seed: int = 0) -> Rows:
     file = _table(path)
     if file is None:
@@ -42,13 +65,8 @@ def read_unlabelled(path: Path, *, seed: int = 0) -> Rows:
         root, (images, masks) = file.parent, _columns(file)
     if len(images) < 2:
         raise UserError(f"{path}: {'one picture' if images else 'no pictures'}; give at least two")
-    watched = min(MOST_WATCHED, max(1, round(WATCHED * len(images))))
-    splits = np.full(len(images), TRAIN, np.int8)
-    splits[np.random.default_rng((seed, VAL)).permutation(len(images))[:watched]] = VAL
-    notes = (
-        "no classes: neighbours of the same class cannot be counted",
-        f"{watched:,} of {len(images):,} pictures are held out to watch training by, seed {seed}",
-    )
+    splits, note = hold_out(len(images), seed)
+    notes = ("no classes: neighbours of the same class cannot be counted", note)
     name = path.resolve().stem if path.is_file() else path.resolve().name
     return Rows(name, root, images, np.zeros(len(images), np.int64), ("picture",), splits, masks=masks, notes=notes)
 

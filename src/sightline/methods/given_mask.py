@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..config import EarlyMask, LateMask
 from ..errors import UserError
+from ..fingerprints import weights_sha256
 from ..lessons import Group, Learner, Lesson
 from ..sight import Look, Prediction, Sight
 from ..vit import Input, ViT, ViTConfig
@@ -60,6 +61,10 @@ class Source:
     told: Tell | None
     where: Look | None
 
+    def on(self, device: torch.device) -> Look | None:
+        """What looks, moved there: the method does not carry it along."""
+        return self.where.to(device) if isinstance(self.where, nn.Module) else self.where
+
     def __deepcopy__(self, _: dict) -> Source:
         return self
 
@@ -85,11 +90,9 @@ class GivenMask(Learner):
         return rows if self.source.told is None else self.source.told(rows)
 
     def look(self, images: Tensor) -> Sight:
-        where = self.source.where
+        where = self.source.on(images.device)
         if where is None:
             raise UserError("this method is told where to look: it answers only for data that have masks")
-        if isinstance(where, nn.Module):
-            where.to(images.device)
         return self.look_at(images, where.look(images).visible(tuple(images.shape[2:])))
 
     def look_at(self, images: Tensor, masks: Tensor) -> Sight:
@@ -99,7 +102,7 @@ class GivenMask(Learner):
         return self.what.judge(images, sight)
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
-        where = self.source.where
+        where = self.source.on(images.device)
         return {} if where is None else where.maps(images)
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
@@ -174,6 +177,19 @@ def saliency(masks: str, seed: int = 0) -> Look | None:
     return {"found": Found, "tokencut": TokenCut}[kind](load_backbone(of, seed=seed))
 
 
+def same_saliency(where: Look, facts: dict[str, Any]) -> str:
+    """Its fingerprint. The weights that look are not in the run folder, so they may have changed since."""
+    found = getattr(where, "sha256", None) or weights_sha256(cast(nn.Module, where))
+    before = facts.get("saliency_sha256", found)
+    if found != before:
+        of = kind_of(facts["masks"])[1]
+        raise UserError(
+            f"{of}: not the weights that made this run's masks (sha256 {found[:12]} instead of {before[:12]}); "
+            "put those back, or train again"
+        )
+    return found
+
+
 # ---- making ----------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +215,7 @@ def make_early_mask(
         raise UserError("--pixels: late masking sees every pixel; use early-mask")
     vit, expects = open_backbone(config, 0)
     where, told = saliency(config.masks, config.seed), masks_there(config.masks)
+    seen_by = {} if where is None else {"saliency_sha256": same_saliency(where, run.facts)}
     if where is not None:  # once for all epochs; they are moved along with their pictures
         from ..where.mask_files import write_masks
 
@@ -209,7 +226,7 @@ def make_early_mask(
     told(rows)  # so that what is missing is said now
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
-        run.note(masks=from_anywhere(config.masks))
+        run.note(masks=from_anywhere(config.masks), **seen_by)
     what = predictor(vit, asdict(config), len(rows.classes), late=late)
     return GivenMask(what, Given.of(asdict(config)), told, where), expects
 
@@ -221,6 +238,8 @@ def make_late_mask(config: LateMask, rows: Rows, run: Run, accelerator: Accelera
 def build_early_mask(vit_config: ViTConfig, facts: dict[str, Any], *, late: bool = False) -> nn.Module:
     settings = facts["config"] | {"masks": facts.get("masks", facts["config"]["masks"])}
     where = saliency(settings["masks"], settings["seed"])
+    if where is not None:
+        same_saliency(where, facts)
     what = predictor(ViT(vit_config), settings, len(facts["data"]["classes"]), late=late)
     return GivenMask(what, Given.of(settings), None if where is not None else masks_there(settings["masks"]), where)
 

@@ -137,6 +137,7 @@ class PDiscoFormer(PartLearner):
     """Answers from the parts' embeddings, which have seen everything."""
 
     blind = False
+    heeds_sight = False  # `judge` discovers the parts itself, so that looking before is in vain
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         parts, _ = self.discover(images)
