@@ -13,15 +13,14 @@ from sightline.backbones import KNOWN, Known
 from sightline.config import Shaping
 from sightline.data.augment import Affine, warp
 from sightline.errors import UserError
+from sightline.official import OFFICIAL, load_official
 from sightline.vit import Input
 from sightline.where.part_losses import shaping_losses
 from sightline.where.parts import (
-    OFFICIAL,
     PartDiscovery,
     freeze,
     gumbel,
     hard_keep,
-    load_official,
     remove_parts,
     soft_keep,
     straight_through,

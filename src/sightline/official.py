@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from .checkpoint import save_tensors
 from .config import Ifam, Import, Pdiscoformer
 from .data.rows import read_rows
 from .errors import UserError
+from .key_names import WRAPPERS, to_our_names
 from .methods.ifam import IFam
 from .methods.pdiscoformer import How, PDiscoFormer
 from .runs import begin
 from .vit import Input, ViTConfig
-from .weights import existing_file, load_backbone, read_tensors
+from .weights import Origin, config_for, existing_file, fit, load_backbone, read_tensors, shape_of
 from .what.masked import MaskedViT
-from .where.parts import load_official
+from .where.parts import PartDiscovery
+
+OFFICIAL = {  # names in the published files of PDiscoFormer and, under `stage_1.`, of iFAM
+    "fc_landmarks.weight": "prototypes",
+    "modulation.weight": "modulation.weight",
+    "modulation.bias": "modulation.bias",
+    "fc_class_landmarks.weight": "head.weight",
+}
 
 
 def load_published(
@@ -66,3 +75,36 @@ def import_published(command: Import) -> Path:
     )
     save_tensors(run.best, nn.Module.state_dict(model), {"imported": Path(command.file).name})
     return run.folder
+
+
+def from_official(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Published tensors of a first stage -> those of its ViT, and all others by our names."""
+    named = dict(tensors)
+    others = {ours: named.pop(theirs).float() for theirs, ours in OFFICIAL.items() if theirs in named}
+    if "prototypes" in others:
+        others["prototypes"] = others["prototypes"].flatten(1)  # theirs is a convolution's
+    return to_our_names(named), others
+
+
+def load_official(
+    path: str | Path, *, prefix: str = "", like: str | None = None, config: ViTConfig | None = None
+) -> PartDiscovery:
+    """A published PDiscoFormer, or with `prefix="stage_1."` the first stage of a published iFAM, in evaluation mode.
+
+    `like` and `config` say which ViT it is, as for `load_backbone`, where the file cannot tell.
+    """
+    path = existing_file(str(path))
+    tensors, metadata = read_tensors(path)
+    tensors = {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
+    backbone, others = from_official({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
+    missing = sorted(theirs for theirs, ours in OFFICIAL.items() if ours not in others)
+    if missing:
+        raise UserError(f"{path}: no part discovery under {prefix!r}: it lacks {', '.join(missing)}")
+    if config is None:
+        config = config_for(backbone, metadata, like, path)
+        config = replace(config, grid=(shape_of(backbone) or {}).get("grid", config.grid))  # as fine as it was trained
+    vit = fit(backbone, replace(config, classes=0, head_norm=False), path, None, seed=0)
+    vit.origin = Origin(like, path.name)
+    model = PartDiscovery(vit, len(others["prototypes"]) - 1, len(others["head.weight"]))
+    model.load_state_dict(others | {f"vit.{name}": tensor for name, tensor in vit.state_dict().items()})
+    return model.eval()

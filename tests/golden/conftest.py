@@ -6,9 +6,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sightline.official import load_official
 from sightline.vit import ViT, ViTConfig
 from sightline.weights import load_backbone
-from sightline.where.parts import PartDiscovery, freeze, load_official
+from sightline.where.parts import PartDiscovery, freeze
 
 from ..conftest import PLAIN, shared
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sightline.methods.erm import backbone_groups
-from sightline.where.parts import OFFICIAL, freeze, hard_keep, pool, remove_parts, soft_keep, straight_through
+from sightline.official import OFFICIAL
+from sightline.where.parts import freeze, hard_keep, pool, remove_parts, soft_keep, straight_through
 
 from ..conftest import shared
 from .conftest import CLOSE, golden, gradients_agree

@@ -12,9 +12,10 @@ from sightline.data.augment import Affine
 from sightline.lessons import When
 from sightline.methods.ifam import IFam
 from sightline.methods.pdiscoformer import Draws, How
+from sightline.official import OFFICIAL
 from sightline.train import make_optimizer, set_rate
 from sightline.what.masked import MaskedViT
-from sightline.where.parts import OFFICIAL, soft_keep
+from sightline.where.parts import soft_keep
 
 from ..conftest import shared
 from .conftest import CLOSE, LOSS, golden, gradients_agree

@@ -13,10 +13,9 @@ float32, also under autocast: a patch's part must not depend on rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -25,19 +24,11 @@ from torch import Tensor, nn
 
 from ..data.augment import Affine, unwarp, warp
 from ..errors import UserError
-from ..key_names import WRAPPERS, to_our_names
 from ..lessons import Group
 from ..sight import Sight
-from ..vit import ViT, ViTConfig
-from ..weights import Origin, config_for, existing_file, fit, read_tensors, shape_of
+from ..vit import ViT
 
 TOKENS = ("cls_token", "reg_token", "pos_embed")
-OFFICIAL = {  # names in the published files of PDiscoFormer and, under `stage_1.`, of iFAM
-    "fc_landmarks.weight": "prototypes",
-    "modulation.weight": "modulation.weight",
-    "modulation.bias": "modulation.bias",
-    "fc_class_landmarks.weight": "head.weight",
-}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -227,39 +218,3 @@ def gumbel(
 ) -> Tensor:
     """Gumbel(0, 1) noise, always finite: a float32 draw may be exactly 0, whose logarithm is not."""
     return -torch.empty(*shape, device=device).exponential_(generator=generator).clamp_min_(1e-8).log_()
-
-
-# ---- published weights -----------------------------------------------------------------------------------------------
-
-
-def from_official(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Published tensors of a first stage -> those of its ViT, and all others by our names."""
-    named = dict(tensors)
-    others = {ours: named.pop(theirs).float() for theirs, ours in OFFICIAL.items() if theirs in named}
-    if "prototypes" in others:
-        others["prototypes"] = others["prototypes"].flatten(1)  # theirs is a convolution's
-    return to_our_names(named), others
-
-
-def load_official(
-    path: str | Path, *, prefix: str = "", like: str | None = None, config: ViTConfig | None = None
-) -> PartDiscovery:
-    """A published PDiscoFormer, or with `prefix="stage_1."` the first stage of a published iFAM, in evaluation mode.
-
-    `like` and `config` say which ViT it is, as for `load_backbone`, where the file cannot tell.
-    """
-    path = existing_file(str(path))
-    tensors, metadata = read_tensors(path)
-    tensors = {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
-    backbone, others = from_official({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
-    missing = sorted(theirs for theirs, ours in OFFICIAL.items() if ours not in others)
-    if missing:
-        raise UserError(f"{path}: no part discovery under {prefix!r}: it lacks {', '.join(missing)}")
-    if config is None:
-        config = config_for(backbone, metadata, like, path)
-        config = replace(config, grid=(shape_of(backbone) or {}).get("grid", config.grid))  # as fine as it was trained
-    vit = fit(backbone, replace(config, classes=0, head_norm=False), path, None, seed=0)
-    vit.origin = Origin(like, path.name)
-    model = PartDiscovery(vit, len(others["prototypes"]) - 1, len(others["head.weight"]))
-    model.load_state_dict(others | {f"vit.{name}": tensor for name, tensor in vit.state_dict().items()})
-    return model.eval()
