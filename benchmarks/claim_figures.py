@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import csv
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from sightline.errors import UserError
 from sightline.evaluate import RESAMPLES, Cells, across_seeds
 from sightline.intervals import TAIL, over_runs, resample
 from sightline.metrics import Estimate
-from waterbirds import Waterbirds, folder_of
+from waterbirds_results import about, answers_in, answers_of, facts_of, mean_over_seeds, sights_of
+from waterbirds_rows import folders_of
 
-Z = 1.959964
 Pair = tuple[dict[str, Estimate], Estimate]  # the figures of two rows, or of one, and the difference
 
 
@@ -35,17 +35,14 @@ class Runs:
     folder: Path
     split: str = "test"
     proof: Path = Path("proof.json")
-    pictures: int = 32
+    certified: int = 32
     read_only: bool = False
     device: str = "auto"
     workers: int = 2
 
     def of(self, row: str) -> list[Path]:
         """The folders of a row's finished seeds."""
-        start = folder_of(Waterbirds(Path(), "", self.folder), row, 0).name.removesuffix("0")
-        there = [path for path in self.folder.glob(f"{start}*") if path.name.removeprefix(start).isdigit()]
-        done = [path for path in there if (path / "predictions" / f"{self.split}.csv").exists()]
-        return sorted(done, key=lambda path: int(path.name.removeprefix(start)))
+        return list(folders_of(self.folder, row, (self.split,)).values())
 
     def needed(self, row: str) -> list[Path]:
         if found := self.of(row):
@@ -56,12 +53,9 @@ class Runs:
         """The backbone and the data, which must be the same in all runs, or nothing could be compared."""
         found: dict[str, tuple[Path, dict[str, Any]]] = {}
         for path in sorted(self.folder.glob("*/run.json")):
-            run = json.loads(path.read_text(encoding="utf-8"))
             if (path.parent / "predictions").exists():
-                backbone = dict(run["backbone"] or {})
-                backbone["file"] = Path(backbone.get("file") or "").name
-                data = {name: value for name, value in run["data"].items() if name not in ("path", "notes")}
-                facts = {"selection": run["selection"], "backbone": backbone, "data": data}
+                facts = about(facts_of(path.parent))
+                backbone, data = facts["backbone"], facts["data"]
                 found.setdefault(json.dumps([backbone, data["fingerprint"]], sort_keys=True), (path, facts))
         if len(found) > 1:
             (one, _), (other, _) = list(found.values())[:2]
@@ -69,7 +63,7 @@ class Runs:
         return next(iter(found.values()))[1] if found else {}
 
     def answers(self, row: str) -> list[Answers]:
-        return [self._read(folder / "predictions" / f"{self.split}.csv", folder) for folder in self.needed(row)]
+        return answers_of(self.needed(row), self.split)
 
     def shape_answers(self, row: str) -> list[Answers]:
         """Of the probes that see the shape alone."""
@@ -79,7 +73,18 @@ class Runs:
         for path in paths:
             command: Any = {"split": self.split, "device": self.device, "workers": self.workers}
             self.measured(path, "sightline shape", lambda run, asked=command: shape_run(Shape(run, **asked)))
-        return [self._read(path, path.parents[1]) for path in paths]
+        return [answers_in(path.parents[1], f"shape/{path.name}", self.split) for path in paths]
+
+    def pictures(self, row: str, figure: str) -> dict[int, dict[str, float]]:
+        """By seed and picture, a figure of the sight, where it counts."""
+        found, _ = {}, self.needed(row)
+        for seed, folder in folders_of(self.folder, row, (self.split,)).items():
+            path = folder / "localization" / f"{self.split}.csv"
+            if not path.exists():
+                raise Missing(f"not measured: `sightline localize {folder.name} --split {self.split}`")
+            with path.open(newline="", encoding="utf-8") as file:
+                found[seed] = {line["image"]: float(line[figure]) for line in csv.DictReader(file) if line[figure]}
+        return found
 
     def measured(self, path: Path, command: str, measure: Callable[[Path], object]) -> None:
         """What is not there yet is measured, if the run's weights and data are."""
@@ -95,10 +100,6 @@ class Runs:
             print(error, file=sys.stderr)  # not in the results: it may name folders of this machine
             raise missing from error
 
-    def _read(self, path: Path, folder: Path) -> Answers:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        return Answers.load_csv(path, split=self.split, group_names=facts["data"]["group_names"])
-
 
 # ---- two rows against each other -------------------------------------------------------------------------------------
 
@@ -110,32 +111,27 @@ def worst_group(runs: Runs, ours: str, theirs: str) -> Pair:
 
 
 def grid_iou(runs: Runs, ours: str, theirs: str) -> Pair:
-    """Unpaired: localisation keeps no figures per picture. Too wide, if anything, where both look at the same ones."""
-    one, other = (mean_over_seeds(seeds_grid_iou(runs, row)) for row in (ours, theirs))
-    half = math.hypot(one.high - one.value, other.high - other.value)
-    value, how = one.value - other.value, "unpaired, normal, from the intervals of both"
-    difference = Estimate(value, value - half, value + half, min(one.n, other.n), how, difference=True)
-    return {ours: one, theirs: other}, difference
+    """On the same pictures, of those where something true fills half a patch; and seed by seed, where they are the
+    same, since then both began with the same weights and saw the same batches."""
+    blocks = [runs.pictures(row, "grid_iou") for row in (ours, theirs)]
+    looked = {row: sights_of(runs.of(row), runs.split) for row in (ours, theirs)}
+    figures = {row: mean_over_seeds([one["grid_iou"] for one in seeds]) for row, seeds in looked.items()}
+    same = sorted(set.intersection(*(set(seed) for block in blocks for seed in block.values())))
+    values = [np.array([[seed[image] for seed in block.values()] for image in same]) for block in blocks]
+    one_cell = np.zeros(len(same), dtype=np.int64)
+    return figures, gain(values, one_cell, np.ones(1), by_seed=list(blocks[0]) == list(blocks[1]))
 
 
-def seeds_grid_iou(runs: Runs, row: str) -> list[Estimate]:
-    found = []
-    for folder in runs.needed(row):
-        path = folder / "localization.json"
-        splits = json.loads(path.read_text(encoding="utf-8"))["splits"] if path.exists() else {}
-        if runs.split not in splits:
-            raise Missing(f"not measured: `sightline localize {folder.name} --split {runs.split}`")
-        found.append(Estimate(**splits[runs.split]["figures"]["grid_iou"]))
-    return found
-
-
-def mean_over_seeds(seeds: Sequence[Estimate]) -> Estimate:
-    """More seeds make the share of seeds in its variance smaller, not that of the pictures, which are the same."""
-    values = np.array([one.value for one in seeds])
-    variance = np.mean([((one.high - one.low) / (2 * Z)) ** 2 for one in seeds])
-    variance += values.var(ddof=1) / len(values) if len(values) > 1 else 0.0
-    half, how = Z * math.sqrt(variance), "normal, over images" + (" and over seeds" if len(values) > 1 else "")
-    return Estimate(values.mean(), values.mean() - half, values.mean() + half, seeds[0].n, how)
+def gain(blocks: Sequence[np.ndarray], cells: np.ndarray, weights: np.ndarray, *, by_seed: bool = False) -> Estimate:
+    """Of a mean that weighs cells of pictures so, between two blocks of runs [n, S]. As in `compare`, the pictures are
+    drawn once for both, the runs of each for itself; or, `by_seed`, once for both, too."""
+    samples = resample(blocks, cells, RESAMPLES, seed=0)
+    (one, drawn), (other, other_drawn) = (sample.averages(weights) for sample in samples)
+    draws = over_runs(drawn, samples[0].runs) - over_runs(other_drawn, samples[0 if by_seed else 1].runs)
+    low, high = np.quantile(draws, [TAIL, 1 - TAIL])
+    several = sum(block.shape[1] for block in blocks) > 2
+    how = "paired bootstrap over images" + (f" and over {'pairs of ' * by_seed}seeds" if several else "")
+    return Estimate(one.mean() - other.mean(), low, high, len(cells), how, difference=True)
 
 
 def label_from_shape(runs: Runs, ours: str, theirs: str) -> Pair:
@@ -149,13 +145,7 @@ def balanced_gain(ours: Sequence[Answers], theirs: Sequence[Answers]) -> Estimat
     runs = aligned([(f"run {number}", run) for number, run in enumerate([*ours, *theirs], 1)])
     blocks, cells = (runs[: len(ours)], runs[len(ours) :]), Cells.of(runs[0])
     correct = [np.stack([run.correct for run in block], axis=1) for block in blocks]
-    samples = resample(correct, cells.of_image, RESAMPLES, seed=0)
-    weights = cells.parts(cells.labels, runs[0].classes).shares.mean(axis=0)
-    (one, drawn), (other, other_drawn) = (sample.averages(weights) for sample in samples)
-    draws = over_runs(drawn, samples[0].runs) - over_runs(other_drawn, samples[1].runs)
-    low, high = np.quantile(draws, [TAIL, 1 - TAIL])
-    how = "paired bootstrap over images" + (" and over seeds" if len(runs) > 2 else "")
-    return Estimate(one.mean() - other.mean(), low, high, len(runs[0]), how, difference=True)
+    return gain(correct, cells.of_image, cells.parts(cells.labels, runs[0].classes).shares.mean(axis=0))
 
 
 MEASURES: dict[str, Callable[[Runs, str, str], Pair]] = {
@@ -201,7 +191,7 @@ def certify(folder: Path, runs: Runs):
     accelerator, model = opened(folder, runs.device)
     rows = shown(model.method, data_asked_for(Evaluate(folder), model.run).rows)
     there = rows.where(runs.split)
-    chosen = there[np.linspace(0, len(there) - 1, min(runs.pictures, len(there))).astype(int)]
+    chosen = there[np.linspace(0, len(there) - 1, min(runs.certified, len(there))).astype(int)]
     told = needs_masks(model.method)
     batches = answering_batches(rows, chosen, model.expects, accelerator, batch=len(chosen), workers=0, masks=told)
     try:

@@ -2,246 +2,286 @@
 
     sightline data waterbirds --cub PACKS --scenes PACKS --out waterbirds
     python benchmarks/waterbirds.py waterbirds --backbone vit_ti16_augreg_in1k.safetensors --out wbr_ti.json
+    python benchmarks/waterbirds.py waterbirds --backbone ... --table pixels --out wbr_pixels.json
+    python benchmarks/waterbirds.py waterbirds --backbone ... --collect --markdown
 
 One run folder per row and seed, several trained side by side, skipped when finished: call it again to go on. Weights
 are selected on validation data by class-balanced accuracy, without group labels. Rows that are not finished are listed
-as missing.
+as missing. `--collect` trains nothing, and needs neither data nor weights: run.json, metrics.json, predictions,
+localization.json and localization, shape and certificate.json of each run are enough, for benchmarks/claims.py too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import shlex
+import signal
+import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 from tyro.conf import Positional
 
 from record import record
 from sightline import config as commands
+from sightline.errors import UserError
+from waterbirds_results import about, facts_of, paired, result_of, show
+from waterbirds_rows import HEADLINE, ROWS, TABLES, folder_of
 
-BRIEF = "--epochs 14 --lr 5e-5"  # whole pictures and given masks: as the project's own reference figures were made
-ROWS: dict[str, str] = {
-    "probe": "probe",
-    "ERM": f"erm {BRIEF}",
-    "late mask, true": f"late-mask {BRIEF}",
-    "early mask, true": f"early-mask {BRIEF}",
-    "early mask, true, pixels": f"early-mask {BRIEF} --pixels --at-least 0.1",
-    "early mask, U2-Net (supervised)": f"early-mask {BRIEF} --masks u2net:U2NET",
-    "early mask, FOUND": f"early-mask {BRIEF} --masks found:SELF",
-    "early mask, TokenCut": f"early-mask {BRIEF} --masks tokencut:SELF",
-    "PDiscoFormer K=4": "pdiscoformer --parts 4",
-    "PDiscoFormer K=8": "pdiscoformer --parts 8",
-    "iFAM K=1": "ifam --parts 1",
-    "iFAM K=4": "ifam --parts 4",
-    "iFAM K=8": "ifam --parts 8",
-    "iFAM K=1, no mask gradient": "ifam --parts 1 --mask-gradient False",
-    "iFAM K=4, no mask gradient": "ifam --parts 4 --mask-gradient False",
-    "iFAM K=8, no mask gradient": "ifam --parts 8 --mask-gradient False",
-    "iFAM K=1, published": "ifam --parts 1 --preset published",
-    "iFAM K=4, published": "ifam --parts 4 --preset published",
-    "iFAM K=8, published": "ifam --parts 8 --preset published",
-}
-HEADLINE = (
-    "ERM",
-    "late mask, true",
-    "early mask, true",
-    "PDiscoFormer K=4",
-    "iFAM K=1",
-    "iFAM K=4",
-    "iFAM K=4, published",
-)
+Job = tuple[str, int]  # row and seed
 
 
 @dataclass(frozen=True)
 class Waterbirds:
     data: Positional[Path]
-    backbone: str
+    backbone: str = ""
     runs: Path = Path("runs/waterbirds")
+    table: Literal["papers", "pixels"] = "papers"
+    """The papers' methods, or pixel-exact sight and its controls."""
     only: tuple[str, ...] = ()
-    """These rows. Default: all."""
+    """These rows, of either table. Default: all of the table."""
     rows: Path | None = None
-    """Other rows than those of this file: JSON, name -> arguments of `sightline train`."""
+    """Other rows than those of waterbirds_rows.py: JSON, name -> arguments of `sightline train`."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """The first one for every row, the others for the headline rows."""
     parallel: int = 6
+    workers: int = 2
+    """Processes that decode pictures, of each run."""
     self_supervised: str = ""
     """The backbone behind FOUND and TokenCut."""
     u2net: str = ""
     """U2-Net-P as an ONNX file."""
     device: str = "auto"
     precision: str = "bf16"
-    minutes: float = 1e9
-    """Begin no run after so long."""
+    minutes: float | None = None
+    """End after so long: what is in training then is saved, and gone on with by the next call."""
     splits: tuple[str, ...] = ("val", "test")
-    """Where to look at the sight; to try things out: val."""
+    """Where to look at the sight, and what the table is of (the last one); to try things out: val."""
+    collect: bool = False
+    """Train nothing: put together what is finished, also while other processes train, or elsewhere."""
+    markdown: bool = False
+    """Print the table as Markdown."""
     out: Path | None = None
 
 
 def table_of_rows(config: Waterbirds) -> dict[str, str]:
-    rows = ROWS if config.rows is None else json.loads(config.rows.read_text())
+    if config.rows is not None:
+        rows = json.loads(config.rows.read_text(encoding="utf-8"))
+    else:
+        rows = ROWS if config.only else TABLES[config.table]
+    if unknown := set(config.only) - set(rows):
+        raise UserError(f"--only {sorted(unknown)[0]!r}: known are {', '.join(rows)}")
     return {name: line for name, line in rows.items() if not config.only or name in config.only}
 
 
 def seeds_of(row: str, config: Waterbirds) -> tuple[int, ...]:
-    """A probe is the same for every seed."""
     return config.seeds if row in HEADLINE or config.rows is not None else config.seeds[:1]
 
 
-def folder_of(config: Waterbirds, row: str, seed: int) -> Path:
-    name = "".join(c if c.isalnum() else "-" for c in row.lower())
-    return config.runs / f"{name}-{seed}"
+def jobs_of(config: Waterbirds) -> list[Job]:
+    """The first seed of every row comes first. The probe is last: it does not see what training sees."""
+    lines = table_of_rows(config)
+    jobs = [
+        (row, seed)
+        for number in range(len(config.seeds))
+        for row in lines
+        for seed in seeds_of(row, config)[number : number + 1]
+    ]
+    return sorted(jobs, key=lambda job: method_of(lines[job[0]]) == "probe")
+
+
+def method_of(line: str) -> str:
+    return line.split()[0]
 
 
 def command_of(config: Waterbirds, row: str, seed: int) -> commands.Train:
     """What a user would type, parsed as the command line does it."""
     method, *flags = shlex.split(table_of_rows(config)[row])
-    kinds: dict[str, Any] = {kind.method: kind for kind in all_methods()}
-    given = [
-        str(config.data), *flags, "--backbone", config.backbone, "--out", str(folder_of(config, row, seed)),
-        "--seed", str(seed), "--device", config.device, "--precision", config.precision,
-        "--cache", str(config.runs / "cache"), "--resume",
-    ]  # fmt: skip
     swap = {"SELF": config.self_supervised, "U2NET": config.u2net}
     for word, value in swap.items():
-        given = [flag.replace(word, value) for flag in given]
-    return tyro.cli(kinds[method], args=given)
+        if not value and any(flag.endswith(f":{word}") for flag in flags):
+            raise UserError(f"{row}: needs {'--u2net' if word == 'U2NET' else '--self-supervised'}")
+        flags = [flag.replace(f":{word}", f":{value}") for flag in flags]
+    given = [
+        str(config.data), *flags, "--backbone", config.backbone, "--out", str(folder_of(config.runs, row, seed)),
+        "--seed", str(seed), "--device", config.device, "--precision", config.precision,
+        "--workers", str(config.workers), "--cache", str(config.runs / "cache"), "--resume",
+    ]  # fmt: skip
+    kinds: dict[str, Any] = {kind.method: kind for kind in all_methods()}
+    if method not in kinds:
+        raise UserError(f"{row}: there is no method {method!r}")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            return tyro.cli(kinds[method], args=given)
+        except SystemExit:
+            raise UserError(f"{row}: `sightline train {shlex.join([method, *flags])}` is not understood") from None
 
 
 def all_methods() -> list[type[commands.Train]]:
     return [c for c in vars(commands).values() if isinstance(c, type) and issubclass(c, commands.Train) and c.method]
 
 
-def one(config: Waterbirds, row: str, seed: int) -> dict[str, Any]:
-    """Train, and see where it looks. Finished runs are not trained again."""
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def measures(config: Waterbirds, folder: Path, method: str) -> dict[Path, Callable[[], object]]:
+    """What is measured of a trained run, by the file that it is written to."""
+    if method in ("erm", "probe"):  # they see everything
+        return {}
+    from claim_figures import Runs, certify
     from sightline.localize import localize_run
+    from sightline.shape import shape_run
+
+    found: dict[Path, Callable[[], object]] = {}
+    for split in config.splits:
+        asked: Any = {"split": split, "device": config.device, "workers": config.workers}
+        found[folder / "localization" / f"{split}.csv"] = lambda asked=asked: localize_run(
+            commands.Localize(folder, **asked)
+        )
+        found[folder / "shape" / f"{split}.csv"] = lambda asked=asked: shape_run(commands.Shape(folder, **asked))
+    proof = folder / "certificate.json"
+    asked_of = Runs(config.runs, config.splits[-1], device=config.device)
+    return found | {proof: lambda: certify(folder, asked_of).save(proof)}
+
+
+def lacking(config: Waterbirds, row: str, seed: int) -> list[str]:
+    """What is still to be done about a run."""
+    folder, method = folder_of(config.runs, row, seed), method_of(table_of_rows(config)[row])
+    if not (folder / "metrics.json").exists():
+        return ["training"]
+    return [str(path.relative_to(folder)) for path in measures(config, folder, method) if not path.exists()]
+
+
+def one(config: Waterbirds, row: str, seed: int) -> dict[str, Any]:
+    """Train, see where it looks, what the shape of that tells, and that it sees nothing else; only what is lacking."""
     from sightline.runs import read_run
     from sightline.train import train
 
-    began, folder = time.perf_counter(), folder_of(config, row, seed)
-    command = command_of(config, row, seed)
+    began, folder = time.perf_counter(), folder_of(config.runs, row, seed)
+    command, problems = command_of(config, row, seed), []
     if not (folder / "metrics.json").exists():
         train(command)
-    if command.method not in ("erm", "probe"):
-        for split in config.splits:
-            localize_run(commands.Localize(folder, split=split, device=config.device))  # ty: ignore[invalid-argument-type]
-    return {
-        "row": row,
-        "seed": seed,
-        "seconds": round(time.perf_counter() - began),
-        "speed": read_run(folder).facts.get("speed"),
-    }
+    trained = time.perf_counter()
+    for path, measure in measures(config, folder, command.method).items():
+        if not path.exists():
+            try:
+                measure()
+            except Exception as error:  # one figure must not take the others with it; it is listed as missing
+                problems.append(f"{path.relative_to(folder)}: {type(error).__name__}: {error}")
+    seconds = {"training": round(trained - began), "measuring": round(time.perf_counter() - trained)}
+    result = {"row": row, "seed": seed, "seconds": seconds, "speed": read_run(folder).facts.get("speed")}
+    return result | ({"problems": problems} if problems else {})
 
 
-def train_all(config: Waterbirds, jobs: list[tuple[str, int]]) -> None:
-    """Several at once: small models leave a GPU idle. The first run alone makes the cache that the others share."""
-    began, lines = time.perf_counter(), table_of_rows(config)
-    todo = [job for job in jobs if not finished(folder_of(config, *job), config)]
-    todo.sort(key=lambda job: lines[job[0]].split()[0] == "probe")  # last: it does not see what training sees
-    with ProcessPoolExecutor(config.parallel, mp_context=get_context("spawn")) as pool:
-        for some in (todo[:1], todo[1:]):
-            coming = {pool.submit(timely, config, began, *job): job for job in some}
-            for future in as_completed(coming):
-                try:
-                    print(json.dumps(future.result()), flush=True)
-                except Exception as error:  # one row must not take the others with it; it is listed as missing
-                    print(json.dumps({"row": coming[future], "failed": f"{type(error).__name__}: {error}"}), flush=True)
+def until(config: Waterbirds, deadline: float | None, row: str, seed: int) -> dict[str, Any]:
+    """The same, in a process of its own; at the deadline as if somebody pressed Ctrl-C, upon which training saves."""
+    with interrupted_at(deadline):
+        return one(config, row, seed)
 
 
-def timely(config: Waterbirds, began: float, row: str, seed: int) -> dict[str, Any]:
-    if time.perf_counter() - began > 60 * config.minutes:
-        return {"row": row, "seed": seed, "skipped": "no time left"}
-    return one(config, row, seed)
+@contextlib.contextmanager
+def interrupted_at(deadline: float | None) -> Generator[None]:
+    if deadline is None:
+        yield
+        return
+    timer = threading.Timer(max(0.0, deadline - time.time()), os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
-def finished(folder: Path, config: Waterbirds) -> bool:
-    if not (folder / "metrics.json").exists():
-        return False
-    looked = folder / "localization.json"
-    facts = json.loads((folder / "run.json").read_text())
-    there = json.loads(looked.read_text())["splits"] if looked.exists() else {}
-    return facts["method"] in ("erm", "probe") or all(split in there for split in config.splits)
+# ---- all of them -----------------------------------------------------------------------------------------------------
 
 
-def result_of(config: Waterbirds, row: str) -> dict[str, Any] | None:
-    """The figures of a row over its finished seeds."""
-    from sightline.answers import Answers
-    from sightline.evaluate import across_seeds
-    from sightline.runs import read_run
-
-    seeds = [seed for seed in seeds_of(row, config) if finished(folder_of(config, row, seed), config)]
-    if not seeds:
-        return None
-    folders = [folder_of(config, row, seed) for seed in seeds]
-    facts = read_run(folders[0]).facts
-    found: dict[str, Any] = {"row": row, "command": table_of_rows(config)[row], "seeds": seeds, "metrics": {}}
-    for split in config.splits:
-        answers = [
-            Answers.load_csv(f / "predictions" / f"{split}.csv", group_names=facts["data"]["group_names"])
-            for f in folders
-        ]
-        found["metrics"][split] = across_seeds(answers, train_group_counts=facts["data"]["counts"]["train"]).to_dict()
-    looked = [f / "localization.json" for f in folders]
-    if all(path.exists() for path in looked):
-        found["sight"] = [json.loads(path.read_text())["splits"] for path in looked]
-    found["speed"] = [read_run(folder).facts.get("speed") for folder in folders]
-    return found
+def one_process() -> Executor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
-def show(config: Waterbirds, results: list[dict[str, Any]]) -> None:
-    from sightline.metrics import Metrics
+def train_all(config: Waterbirds, jobs: Sequence[Job]) -> None:
+    """Several at once: small models leave a GPU idle. Who comes first makes the cache of pictures that others wait for
+    and share. A process that dies, or has no memory left, takes only its own run with it, which is tried once more."""
+    deadline = None if config.minutes is None else time.time() + 60 * config.minutes
+    todo: SimpleQueue[tuple[Job, bool]] = SimpleQueue()
+    for job in jobs:
+        if lacking(config, *job):
+            todo.put((job, True))
+    with ThreadPoolExecutor(config.parallel) as lanes:
+        for lane in [lanes.submit(work_off, config, todo, deadline) for _ in range(config.parallel)]:
+            lane.result()
 
-    split = config.splits[-1]
-    table = Table("", "seeds", "mean of groups", "worst group", "", "grid IoU", "coverage", box=None, pad_edge=False)
-    for found in results:
-        metrics = Metrics.from_dict(found["metrics"][split])
-        figures = [sight[split]["figures"] for sight in found.get("sight", [])]
-        looked = [
-            f"{sum(one[name]['value'] for one in figures) / len(figures):.3f}" if figures and name in figures[0] else ""
-            for name in ("grid_iou", "coverage")
-        ]
-        worst = metrics.worst_group
-        table.add_row(
-            found["row"], str(len(found["seeds"])), str(metrics.mean_of_groups), str(worst), worst.of or "", *looked
-        )
-    Console(highlight=False, width=180).print(f"On the {split} data:", table)
+
+def work_off(config: Waterbirds, todo: SimpleQueue[tuple[Job, bool]], deadline: float | None) -> None:
+    """One job after the other, in a process of this lane; a new one after a failure, which may have left memory."""
+    process: Executor | None = None
+    while True:
+        try:
+            job, again = todo.get_nowait()
+        except Empty:
+            break
+        if deadline is not None and time.time() > deadline:
+            say({"row": job[0], "seed": job[1], "skipped": "no time left"})
+            continue
+        try:
+            process = process or one_process()
+            say(process.submit(until, config, deadline, *job).result())
+        except BaseException as error:  # one row must not take the others with it; it is listed as missing
+            if process is not None:
+                process.shutdown()
+            process = None
+            late = isinstance(error, KeyboardInterrupt)
+            retried = again and is_out_of_memory(error)
+            why = {"stopped": "saved, to go on with"} if late else {"failed": f"{type(error).__name__}: {error}"}
+            say({"row": job[0], "seed": job[1]} | why | {"tried_again": retried})
+            if late:
+                break
+            if retried:
+                todo.put((job, False))
+    if process is not None:
+        process.shutdown()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the GPU, which says so; or of the machine, which ends the process."""
+    return isinstance(error, BrokenProcessPool) or type(error).__name__ == "OutOfMemoryError"
+
+
+def say(line: dict[str, Any]) -> None:
+    print(json.dumps(line, ensure_ascii=False), flush=True)
 
 
 def main() -> None:
     config = tyro.cli(Waterbirds, description=__doc__)
-    rows = table_of_rows(config)
-    jobs = [
-        (row, seed)
-        for number in range(len(config.seeds))
-        for row in rows
-        for seed in seeds_of(row, config)[number : number + 1]
-    ]
-    train_all(config, jobs)
-    results = [found for row in rows if (found := result_of(config, row)) is not None]
-    done = [job for job in jobs if finished(folder_of(config, *job), config)]
-    missing = [f"{row}, seed {seed}" for row, seed in jobs if (row, seed) not in done]
-    show(config, results)
+    rows, jobs = table_of_rows(config), jobs_of(config)
+    if not config.collect:
+        if not config.backbone:
+            raise UserError("--backbone: name the one that all rows begin with")
+        train_all(config, jobs)
+    results = [
+        found for row, line in rows.items()
+        if (found := result_of(config.runs, row, line, config.splits, config.seeds)) is not None
+    ]  # fmt: skip
+    pairs = paired(config.runs, rows, config.splits[-1], config.seeds)
+    show(results, pairs, config.splits[-1], markdown=config.markdown)
+    missing = {f"{row}, seed {seed}": some for row, seed in jobs if (some := lacking(config, row, seed))}
     if missing:
-        print("missing:", "; ".join(missing))
-    if config.out and done:
-        facts = json.loads((folder_of(config, *done[0]) / "run.json").read_text())
-        data = {name: value for name, value in facts["data"].items() if name != "path"}
-        content = {
-            "selected_by": "balanced on val",
-            "backbone": facts["backbone"],
-            "data": data,
-            "rows": results,
-            "missing": missing,
-        }
-        device = "cuda" if "cuda" in facts["versions"] and config.device != "cpu" else "cpu"
-        record(config.out, device, content)
+        print("missing:", "; ".join(f"{name}: {', '.join(some)}" for name, some in missing.items()))
+    if config.out and results:
+        first = facts_of(folder_of(config.runs, results[0]["row"], results[0]["seeds"][0]))
+        record(config.out, "cpu", about(first) | {"rows": results, "paired": pairs, "missing": missing})
 
 
 if __name__ == "__main__":

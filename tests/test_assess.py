@@ -121,5 +121,5 @@ def test_a_run_is_measured_in_the_precision_it_was_trained_in(tmp_path, monkeypa
         assert code == 0, err
     assert asked == [("cpu", "bf16")] * 3
     assert (run / "predictions" / "test.csv").read_text() == answered
-    certificate = certify(run, Runs(tmp_path, pictures=2, device="cpu"))
+    certificate = certify(run, Runs(tmp_path, certified=2, device="cpu"))
     assert (certificate.verdict, certificate.conditions["autocast"]) == ("blind", "bfloat16")

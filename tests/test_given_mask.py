@@ -192,6 +192,9 @@ def test_what_a_folder_lacks_is_named(toy, tmp_path):
     [
         (EarlyMask, {"at_least": 0.0}, "--at-least 0.0"),
         (LateMask, {"pixels": True}, "--pixels: late masking sees every pixel"),
+        (LateMask, {"zoom": True}, "--zoom: late masking sees every pixel"),
+        (LateMask, {"fill": "black"}, "--fill: late masking sees every pixel"),
+        (EarlyMask, {"fill": "noise"}, "--fill noise: without --pixels or --zoom"),
         (EarlyMask, {"masks": "nowhere"}, "nowhere: no such folder of masks"),
         (EarlyMask, {"masks": "found:nothing"}, "nothing: no such file"),
     ],

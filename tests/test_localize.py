@@ -1,5 +1,6 @@
 """How good are the maps: figures with a known answer, any kind of method, and the command."""
 
+import csv
 import json
 import sys
 from dataclasses import replace
@@ -367,6 +368,13 @@ def test_the_command_writes_every_split_and_prints_a_table(sightline, toy, tmp_p
     assert set(content["splits"]) == {"val", "test"}
     found = Localization.from_dict(content["splits"]["test"])
     assert (found.n, found.figures["coverage"].value) == (24, 1)
+    with (run / "localization" / "test.csv").open(newline="") as file:
+        pictures = list(csv.DictReader(file))
+    assert [line["image"] for line in pictures] == [image for image in read_rows(toy).images if "test/" in image]
+    for name, figure in (("grid_iou", found.figures["grid_iou"]), ("mass attention", found.maps["attention"]["mass"])):
+        counted = [float(line[name]) for line in pictures if line[name]]
+        assert (len(counted), np.mean(counted)) == (figure.n, pytest.approx(figure.value))
+    assert "pooled_iou" not in pictures[0]
     for image in (toy / "test").iterdir():
         other = tmp_path / "plain" / "duck" / image.name
         other.parent.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +59,13 @@ class Localization:
     figures: dict[str, Estimate]
     maps: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    pictures: Mapping[str, Sequence[Any]] = field(default_factory=dict, compare=False, repr=False)
+    """The column `image`, and those figures that are means over pictures; None where one does not count."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"notes": list(self.notes)}
+        """But for the single pictures, which have a file of their own."""
+        said = asdict(replace(self, pictures={})) | {"notes": list(self.notes)}
+        return {name: value for name, value in said.items() if name != "pictures"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Localization:
@@ -121,7 +125,9 @@ def localize(
     if published and places is not None:
         notes = (*notes, "key points are measured in the geometry of the published code")
     split = "+".join(SPLITS[i] for i in np.unique(rows.splits[chosen]))
-    return Localization(split, len(chosen), {name: found[name] for name in FIGURES if name in found}, maps, notes)
+    pictures = {"image": [rows.images[i] for i in np.sort(chosen)]} | each_picture(columns)
+    figures = {name: found[name] for name in FIGURES if name in found}
+    return Localization(split, len(chosen), figures, maps, notes, pictures)
 
 
 def _with_masks(rows: Rows, indices: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -187,6 +193,15 @@ def _split_off(columns: Columns) -> tuple[Places | None, Columns]:
     places = {name.removeprefix("places "): value for name, value in columns.items() if name.startswith("places ")}
     rest = {name: value for name, value in columns.items() if not name.startswith("places ")}
     return (Places(**places) if places else None), rest
+
+
+def each_picture(columns: Columns) -> dict[str, list[float | None]]:
+    """Of the figures that are means over pictures: not those that are pooled over pixels or key points."""
+    return {
+        name: [float(value) if counts else None for value, counts in column]
+        for name, column in columns.items()
+        if name not in ("pooled_iou", "keypoint_error", "contingency")
+    }
 
 
 # ---- over images -----------------------------------------------------------------------------------------------------
@@ -271,8 +286,18 @@ def localize_run(command: Localize) -> tuple[Localization, Path]:
         splits = before.get("splits", {}) | {command.split: found.to_dict()}
         content = {"data": asked.rows.name, "fingerprint": asked.fingerprint, "splits": splits}
         save_plainly(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        save_pictures(path.parent / "localization" / f"{command.split}.csv", found)
     accelerator.wait_for_everyone()
     return found, path
+
+
+def save_pictures(path: Path, found: Localization) -> None:
+    from .assess import as_csv, make_folder, save_plainly
+
+    names = list(found.pictures)
+    lines = [dict(zip(names, values, strict=True)) for values in zip(*found.pictures.values(), strict=True)]
+    make_folder(path.parent)
+    save_plainly(path, as_csv(names, lines))
 
 
 def figures_before(path: Path, asked: Asked) -> dict[str, Any]:

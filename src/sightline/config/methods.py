@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 
 from .training import Loop, Train
 
+Fill = Literal["mean", "black", "white", "grey", "noise"]  # what hidden pixels look like
+
 
 @dataclass(frozen=True)
 class Erm(Loop):
@@ -186,6 +188,11 @@ class EarlyMask(Loop):
     """A patch is kept when so much of it is inside the mask."""
     pixels: bool = False
     """Hide the pixels outside the mask in kept patches, too (then keep patches from a tenth on: --at-least 0.1)."""
+    zoom: bool = False
+    """Look at the window around what the mask shows, brought to the full size."""
+    fill: Fill = "mean"
+    """What hidden pixels look like inside kept patches, with --pixels or --zoom: the backbone's mean colour, black,
+    white, grey, or noise, always the same."""
     frozen: bool = False
     """Train the head only."""
 

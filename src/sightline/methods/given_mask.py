@@ -25,6 +25,7 @@ from ..sight import Look, Prediction, Sight
 from ..vit import Input, ViT, ViTConfig
 from ..what.masked import MaskedViT
 from ..what.pool import LateMask as LatelyMaskedViT
+from ..what.zoom import Zoom
 from .erm import backbone_groups, note_backbone, open_backbone
 from .pdiscoformer import resembling
 
@@ -200,19 +201,27 @@ def predictor(vit: ViT, settings: dict[str, Any], classes: int, *, late: bool) -
         if bare.head is not None:
             bare.head.requires_grad_(True)
     if not late:
-        return MaskedViT(bare)
+        zoom = Zoom() if settings.get("zoom") else None  # runs from before there was any say nothing of it
+        return MaskedViT(bare, zoom=zoom, fill=settings.get("fill", "mean"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings["seed"])
         return LatelyMaskedViT(bare, classes)
 
 
+def refuse_hopeless_masking(config: EarlyMask, *, late: bool) -> None:
+    if not 0 < config.at_least <= 1:
+        raise UserError(f"--at-least {config.at_least}: a share above 0, at most 1")
+    for flag, given in (("--pixels", config.pixels), ("--zoom", config.zoom), ("--fill", config.fill != "mean")):
+        if late and given:
+            raise UserError(f"{flag}: late masking sees every pixel; use early-mask")
+    if config.fill != "mean" and not (config.pixels or config.zoom):
+        raise UserError(f"--fill {config.fill}: without --pixels or --zoom no pixel of a kept patch is hidden; add one")
+
+
 def make_early_mask(
     config: EarlyMask, rows: Rows, run: Run, accelerator: Accelerator, *, late: bool = False
 ) -> tuple[nn.Module, Input]:
-    if not 0 < config.at_least <= 1:
-        raise UserError(f"--at-least {config.at_least}: a share above 0, at most 1")
-    if late and config.pixels:
-        raise UserError("--pixels: late masking sees every pixel; use early-mask")
+    refuse_hopeless_masking(config, late=late)
     vit, expects = open_backbone(config, 0)
     where, told = saliency(config.masks, config.seed), masks_there(config.masks)
     seen_by = {} if where is None else {"saliency_sha256": same_saliency(where, run.facts)}

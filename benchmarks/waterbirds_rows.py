@@ -1,0 +1,104 @@
+"""The rows of the Waterbirds tables: name -> arguments of `sightline train`; and which of them belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+BRIEF = "--epochs 14 --lr 5e-5"  # whole pictures and given masks: as the project's own reference figures were made
+LONG = "--epochs 30 --lr 3e-5"  # as long and as fast as iFAM learns; its head (a norm, no bias) and its rate it keeps
+EXACT = "--pixels --at-least 0.1"
+PATCHES, PIXELS = "", " --sight pixels"  # how far iFAM's sight goes: whole patches are its default
+
+SALIENCY = {"U2-Net": "u2net:U2NET", "FOUND": "found:SELF", "TokenCut": "tokencut:SELF"}
+FILLS = ("black", "white", "grey", "noise")
+
+PAPERS_ROWS: dict[str, str] = {
+    "probe": "probe",
+    "ERM": f"erm {BRIEF}",
+    "ERM, 30 epochs": f"erm {LONG}",
+    "late mask, true": f"late-mask {BRIEF}",
+    "early mask, true": f"early-mask {BRIEF}",
+    "early mask, true, 30 epochs": f"early-mask {LONG}",
+    "early mask, true, pixels": f"early-mask {BRIEF} {EXACT}",
+    "early mask, U2-Net (supervised)": f"early-mask {BRIEF} --masks {SALIENCY['U2-Net']}",
+    "early mask, FOUND": f"early-mask {BRIEF} --masks {SALIENCY['FOUND']}",
+    "early mask, TokenCut": f"early-mask {BRIEF} --masks {SALIENCY['TokenCut']}",
+    "PDiscoFormer K=4": "pdiscoformer --parts 4",
+    "PDiscoFormer K=8": "pdiscoformer --parts 8",
+    **{f"iFAM K={k}": f"ifam --parts {k}{PATCHES}" for k in (1, 4, 8)},
+    "iFAM K=4, soft": f"ifam --parts 4{PATCHES} --soft",
+    **{f"iFAM K={k}, no mask gradient": f"ifam --parts {k}{PATCHES} --mask-gradient False" for k in (1, 4, 8)},
+    **{f"iFAM K={k}, published": f"ifam --parts {k}{PATCHES} --preset published" for k in (1, 4, 8)},
+}
+
+# Pixel-exact sight, and what else could be the reason that it helps. The first ones of each kind are patch by patch.
+# FOUND and TokenCut show whole patches: with a backbone whose patches are as large, their pixels change nothing.
+PIXEL_ROWS: dict[str, str] = {
+    "early mask, true": PAPERS_ROWS["early mask, true"],
+    "early mask, true, balanced": f"early-mask {BRIEF} --balance classes",
+    "early mask, true, zoom": f"early-mask {BRIEF} --zoom",
+    "early mask, true, 448 px": f"early-mask {BRIEF} --size 448",
+    "early mask, true, 90 % inside": f"early-mask {BRIEF} --at-least 0.9",
+    "early mask, true, pixels": PAPERS_ROWS["early mask, true, pixels"],
+    "early mask, true, pixels, zoom": f"early-mask {BRIEF} {EXACT} --zoom",
+    **{f"early mask, true, pixels, {fill}": f"early-mask {BRIEF} {EXACT} --fill {fill}" for fill in FILLS},
+    **{f"early mask, {name}, pixels": f"early-mask {BRIEF} {EXACT} --masks {how}" for name, how in SALIENCY.items()},
+    **{f"iFAM K={k}": PAPERS_ROWS[f"iFAM K={k}"] for k in (1, 4)},
+    **{f"iFAM K={k}, pixels": f"ifam --parts {k}{PIXELS}" for k in (1, 4)},
+}
+TABLES = {"papers": PAPERS_ROWS, "pixels": PIXEL_ROWS}
+ROWS = PAPERS_ROWS | PIXEL_ROWS
+
+TRUE, TRUE_PIXELS = "early mask, true", "early mask, true, pixels"
+CONTROLS = tuple(f"{TRUE}, {how}" for how in ("balanced", "zoom", "448 px", "90 % inside"))
+OTHER_FILLS = tuple(f"{TRUE_PIXELS}, {fill}" for fill in FILLS)
+SELECTED_BY_A_NET = {
+    "early mask, U2-Net, pixels": "early mask, U2-Net (supervised)",
+    "early mask, FOUND, pixels": "early mask, FOUND",
+    "early mask, TokenCut, pixels": "early mask, TokenCut",
+}
+
+# These with every seed, the others with the first one.
+HEADLINE = frozenset(
+    {
+        "ERM", "late mask, true", TRUE, TRUE_PIXELS, "PDiscoFormer K=4", "PDiscoFormer K=8",
+        "iFAM K=1", "iFAM K=4", "iFAM K=8", "iFAM K=1, no mask gradient", "iFAM K=4, no mask gradient",
+        "iFAM K=1, published", "iFAM K=4, published",
+        *CONTROLS, *OTHER_FILLS, "iFAM K=1, pixels", "iFAM K=4, pixels",
+    }
+)  # fmt: skip
+
+# Which rows are held against which others, picture by picture.
+PAIRS: tuple[tuple[str, str], ...] = (
+    *((f"iFAM K={k}", f"iFAM K={k}, {how}") for how in ("published", "no mask gradient") for k in (1, 4, 8)),
+    *((f"iFAM K={k}", rival) for rival in ("ERM", "ERM, 30 epochs", TRUE, f"{TRUE}, 30 epochs") for k in (1, 4, 8)),
+    *((f"iFAM K={k}", f"PDiscoFormer K={k}") for k in (4, 8)),
+    ("iFAM K=4", "iFAM K=4, soft"),
+    (TRUE, "late mask, true"),
+    *((TRUE_PIXELS, rival) for rival in (TRUE, *CONTROLS)),
+    *((row, TRUE) for row in OTHER_FILLS),
+    (f"{TRUE_PIXELS}, zoom", f"{TRUE}, zoom"),
+    *SELECTED_BY_A_NET.items(),
+    *((f"iFAM K={k}, pixels", f"iFAM K={k}") for k in (1, 4)),
+)
+
+
+def folder_of(runs: Path, row: str, seed: int) -> Path:
+    return runs / f"{_start(row)}{seed}"
+
+
+def folders_of(runs: Path, row: str, splits: tuple[str, ...]) -> dict[int, Path]:
+    """Of a row's seeds that are trained and have answered these splits, by seed; weights need not be there."""
+    start = _start(row)
+    needed = ("metrics.json", *(f"predictions/{split}.csv" for split in splits))
+    there = {path.name.removeprefix(start): path for path in runs.glob(f"{start}*")}
+    done = {
+        int(seed): path
+        for seed, path in there.items()
+        if seed.isdigit() and all((path / name).exists() for name in needed)
+    }
+    return dict(sorted(done.items()))
+
+
+def _start(row: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in row.lower()) + "-"
