@@ -90,7 +90,7 @@ def test_the_gradient_is_that_of_the_surviving_shares(images):
 
     with torch.no_grad():
         features = model.where.discover(images).features
-    weight = model.mask(model.where.discover(images), drawn).detach().requires_grad_()
+    weight = model.shown(images, model.where.discover(images), drawn)[1].detach().requires_grad_()
     answer = torch.nn.functional.cross_entropy(model.what.vit(images, weight).logits, LABELS)
     (upstream,) = torch.autograd.grad(answer, [weight])
 
@@ -118,8 +118,9 @@ def test_presets_say_what_papers_and_published_code_do():
     assert (papers.share_noise, papers.eval_noise, papers.mask_gradient) == (True, False, True)
     assert (published.share_noise, published.eval_noise, published.mask_gradient) == (False, True, False)
     assert (papers.shaping.orthogonal, published.shaping.orthogonal) == ("parts", "channels")
-    weights = replace(papers.shaping, orthogonal=None)
-    assert weights == Shaping(1, 1, 1, 1, 1, 2, 0) == replace(published.shaping, orthogonal=None)
+    assert (papers.shaping.total_variation_at, published.shaping.total_variation_at) == (37, 0)
+    weights = [replace(how.shaping, orthogonal=None, total_variation_at=None) for how in (papers, published)]
+    assert weights == [Shaping(1, 1, 1, 1, 1, 2, 0)] * 2
 
 
 def test_flags_win_over_the_preset():

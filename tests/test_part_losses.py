@@ -24,7 +24,7 @@ from sightline.where.part_losses import (
 )
 from sightline.where.parts import Parts
 
-NAMES = [f.name for f in fields(Shaping) if f.name != "orthogonal"]
+NAMES = [f.name for f in fields(Shaping) if f.type == "float"]
 
 
 def one_hot(assigned: torch.Tensor, parts: int) -> torch.Tensor:
@@ -138,6 +138,14 @@ def test_weights_multiply_and_zero_leaves_out(generator):
         assert list(only) == [name]
         torch.testing.assert_close(only[name], 3 * plain[name])
     assert shaping_losses(parts, embeddings, None, Shaping.none()) == {}
+
+
+def test_borders_count_for_less_on_coarser_grids(generator):
+    parts, embeddings, unwarped = found(generator)
+    plain, scaled = (
+        shaping_losses(parts, embeddings, unwarped, Shaping(total_variation_at=at))["total_variation"] for at in (0, 37)
+    )
+    torch.testing.assert_close(scaled, plain * (6 * 7) ** 0.5 / 37)
     with pytest.raises(AssertionError, match="moved image"):
         shaping_losses(parts, embeddings, None, Shaping())
 

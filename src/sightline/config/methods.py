@@ -123,6 +123,9 @@ class Shaping:
     """Parts are compact (PDiscoNet)."""
     orthogonal: Literal["parts", "channels"] | None = None
     """What is made unlike each other. Default: parts; the published code takes channels, by mistake."""
+    total_variation_at: int | None = None
+    """Patches per side at which total variation has its weight; on a coarser grid the same parts have more border for
+    their size, so it counts for less. Default: 37, the papers' grid; 0, the published code's: the same on all."""
 
     @classmethod
     def none(cls) -> Shaping:
@@ -149,6 +152,8 @@ class Pdiscoformer(Loop):
     """How much the answer of the parts themselves counts in training."""
     tune_selector: bool = False
     """Train all of the ViT that discovers parts, not only its tokens and positions."""
+    look_size: int | None = None
+    """Side of the pictures in which parts are discovered, in pixels: more makes finer parts. Default: as --size."""
     registers: bool = True
     """Use the backbone's register tokens."""
     preset: Literal["papers", "published"] = "papers"
@@ -165,6 +170,18 @@ class Pdiscoformer(Loop):
 class Ifam(Pdiscoformer):
     """Discover parts, then answer from their patches alone: blind to everything else (iFAM)."""
 
+    sight: Literal["patches", "pixels"] = "patches"
+    """What is hidden: whole patches, as in the papers, or also the pixels around the parts in kept patches."""
+    guide: int = 16
+    """With pixels: how far the picture's edges pull at the border of parts, in pixels; 0: not at all."""
+    sure: float = 0.5
+    """With pixels: keep those whose share of the parts is at least that; more keeps only what is surely inside."""
+    decoder: float = 0.0
+    """With pixels: how much a small network that draws the border, learning from all pictures, counts; 0: none."""
+    zoom: bool = False
+    """Answer from the window around the sight, enlarged."""
+    look_again: bool = False
+    """Discover parts once more in the window around the first sight, enlarged."""
     mask_gradient: bool | None = None
     """The answer teaches where to look, straight through the mask. Default: the preset's (no in published code)."""
     soft: bool = False

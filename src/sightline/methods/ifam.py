@@ -5,19 +5,23 @@ In training the mask passes a gradient straight through to the first stage; in e
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import Ifam
+from ..data.crops import resizing
 from ..errors import UserError
 from ..lessons import Group
-from ..sight import Prediction, Sight
+from ..sight import Prediction, Sight, cell_share
 from ..vit import Input, ViT, ViTConfig
 from ..what.masked import MaskedViT, SoftlyMaskedViT
-from ..where.parts import PartDiscovery, Parts, hard_keep, soft_keep, straight_through
+from ..what.zoom import Zoom, passing, zoom_boxes, zoom_in
+from ..where.fine import Decoder, Fine, fine_share
+from ..where.parts import PartDiscovery, Parts, foreground, hard_keep, soft_keep, straight_through
 from .erm import backbone_groups, note_backbone, open_backbone
 from .pdiscoformer import Draws, How, PartLearner, refuse_hopeless_parts, resembling, selector
 
@@ -28,41 +32,137 @@ if TYPE_CHECKING:
     from ..runs import Run
 
 
+@dataclass(frozen=True)
+class Pixels:
+    """How iFAM hides pixels, beyond the patches of the papers."""
+
+    fine: Fine
+    decoder: float = 0.0  # how much the decoder's loss counts
+    look_again: bool = False
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Pixels | None:
+        if config.get("sight", "patches") == "patches":
+            return None
+        return cls(Fine(sure=config["sure"], guide=config["guide"]), config["decoder"], config["look_again"])
+
+
 class IFam(PartLearner):
-    def __init__(self, where: PartDiscovery, what: MaskedViT | SoftlyMaskedViT, how: How):
+    WINDOW = Zoom(margin=0.25, smallest=0.3)  # where to look again: the first sight may have missed a little
+
+    def __init__(self, where: PartDiscovery, what: MaskedViT | SoftlyMaskedViT, how: How, pixels: Pixels | None = None):
         super().__init__(where, how)
-        self.what = what
+        self.what, self.pixels = what, pixels
+        self.decoder = Decoder(where.vit.config.width) if pixels is not None and pixels.decoder else None
 
     @property
     def blind(self) -> bool:
         return not self.how.soft
 
     def look(self, images: Tensor) -> Sight:
-        sight = super().look(images)
-        if not self.how.soft:
-            return sight
-        assert sight.parts is not None
-        return replace(sight, keep=sight.parts[:, :-1].amax(dim=1) > 0.5)
+        parts, scores = self.discover(images)
+        if self.how.soft:
+            return Sight(keep=parts.shares[:, :-1].amax(dim=1) > 0.5, parts=parts.shares)
+        if self.pixels is None:
+            return Sight(keep=hard_keep(scores), parts=parts.shares)
+        share = self.share(images, parts, scores)
+        if self.pixels.look_again:
+            closer, windows = self.closer(images, share)
+            share = put_back(self.share(closer, *self.discover(closer)), windows)
+        keep_pixels = share >= self.pixels.fine.sure
+        cells = cell_share(keep_pixels, self.what.vit.grid(images))
+        return Sight(keep=cells >= self.pixels.fine.at_least, keep_pixels=keep_pixels, parts=parts.shares)
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         return self.what.judge(images, sight)
 
+    # ---- pixels ------------------------------------------------------------------------------------------------------
+
+    def share(self, images: Tensor, parts: Parts, scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
+        """[B, h, w]: how much each pixel is of a part that is not dropped."""
+        assert self.pixels is not None
+        shares = foreground(scores, keep_parts)
+        if self.decoder is None:
+            return fine_share(shares, images, self.pixels.fine)
+        size = (images.shape[2], images.shape[3])
+        drawn = self.decoder(parts.features, images).sigmoid()
+        if keep_parts is not None:
+            left = shares / foreground(scores).clamp_min(1e-6)
+            drawn = drawn * F.interpolate(left[:, None], drawn.shape[1:], mode="bilinear")[:, 0]
+        return F.interpolate(drawn[:, None], size, mode="bilinear")[:, 0]
+
+    def closer(self, images: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """The window around the sight, enlarged, and where it is: the first stage may see all of it."""
+        assert self.pixels is not None
+        assert isinstance(self.what, MaskedViT)
+        visible, size = share >= self.pixels.fine.sure, (images.shape[2], images.shape[3])
+        windows = zoom_boxes(visible, margin=self.WINDOW.margin, smallest=self.WINDOW.smallest)
+        return zoom_in(images, torch.ones_like(visible), windows, size, self.what.vit.mean)[0], windows
+
+    def decoding(self, images: Tensor, parts: Parts) -> Tensor:
+        """What the decoder is taught: the parts without noise, along the picture's edges."""
+        assert self.pixels is not None
+        assert self.decoder is not None
+        with torch.no_grad():
+            drawn = fine_share(foreground(parts.logits), images, self.pixels.fine) >= self.pixels.fine.sure
+            truth = F.avg_pool2d(drawn[:, None].float(), Decoder.STEP)[:, 0]
+        logits = self.decoder(parts.features, images)
+        return self.pixels.decoder * F.binary_cross_entropy_with_logits(logits, truth)
+
+    # ---- training ----------------------------------------------------------------------------------------------------
+
     def losses(self, images: Tensor, labels: Tensor, draws: Draws) -> dict[str, Tensor]:
         parts, losses = self.discovery(images, labels, draws)
-        logits = self.what.vit(images, self.mask(parts, draws)).logits
+        if self.decoder is not None:
+            losses["decoder"] = self.decoding(images, parts)
+        logits = self.what.vit(*self.shown(images, parts, draws)).logits
         return losses | {"answer": F.cross_entropy(logits.float(), labels)}
 
-    def mask(self, parts: Parts, draws: Draws) -> Tensor:
-        """What the second stage may see in training: [B, H, W], boolean if it is to teach the first stage nothing."""
+    def shown(self, images: Tensor, parts: Parts, draws: Draws) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the second stage is given in training: pictures, patches and pixels; these are boolean if it is to
+        teach the first stage nothing."""
         scores = self.where.scores(parts.logits, draws.noise_mask)
-        if self.how.soft:
+        if isinstance(self.what, SoftlyMaskedViT):
             weights = soft_keep(scores, draws.keep_masked)
-            return weights if self.how.mask_gradient else weights.detach()
-        kept = straight_through if self.how.mask_gradient else hard_keep
-        return kept(scores, draws.keep_masked)
+            return images, weights if self.how.mask_gradient else weights.detach(), None
+        if self.pixels is None:
+            kept = straight_through if self.how.mask_gradient else hard_keep
+            seen = self.what.seen(images, kept(scores, draws.keep_masked))
+        else:
+            seen = self.what.seen(images, *self.pixel_masks(images, parts, scores, draws))
+        return seen.images, seen.keep, seen.keep_pixels
+
+    def pixel_masks(self, images: Tensor, parts: Parts, scores: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """[B, H, W] and [B, h, w]"""
+        assert self.pixels is not None
+        share = self.share(images, parts, scores, draws.keep_masked)
+        if self.pixels.look_again:
+            closer, windows = self.closer(images, share)
+            parts = self.where.discover(closer, noise=draws.noise_mask)
+            share = put_back(self.share(closer, parts, parts.scores, draws.keep_masked), windows)
+        hard = share >= self.pixels.fine.sure
+        cells = cell_share(hard, self.what.vit.grid(images))
+        keep = cells >= self.pixels.fine.at_least
+        if not self.how.mask_gradient:
+            return keep, hard
+        return passing(keep, cell_share(share, keep.shape[1:])), passing(hard, share)
 
     def parameter_groups(self, head_lr: float) -> list[Group]:
-        return [*super().parameter_groups(head_lr), *backbone_groups(self.what.vit, head_lr)]
+        groups = [*super().parameter_groups(head_lr), *backbone_groups(self.what.vit, head_lr)]
+        if self.decoder is not None:
+            groups.append(Group(list(self.decoder.parameters()), self.how.prototype_lr, decay=False))
+        return groups
+
+
+def put_back(shares: Tensor, windows: Tensor) -> Tensor:
+    """[B, h, w]: what was found in enlarged windows, at its place in the picture; 0 outside of them."""
+    h, w = shares.shape[1:]
+    left, top, right, bottom = windows.to(shares.dtype).unbind(dim=1)
+    rows, columns = (
+        resizing(-start * side / (end - start), side * side / (end - start), side, side).nan_to_num(0.0)
+        for start, end, side in ((top, bottom, h), (left, right, w))
+    )
+    return torch.einsum("byh,bhw,bxw->byx", rows, shares, columns)
 
 
 def predictor(vit: ViT, config: dict[str, Any], classes: int) -> MaskedViT | SoftlyMaskedViT:
@@ -75,21 +175,38 @@ def predictor(vit: ViT, config: dict[str, Any], classes: int) -> MaskedViT | Sof
         for new in (seeing.head, seeing.fc_norm):
             assert new is not None
             new.requires_grad_(True)
-    return SoftlyMaskedViT(seeing) if config["soft"] else MaskedViT(seeing)
+    return SoftlyMaskedViT(seeing) if config["soft"] else MaskedViT(seeing, zoom=Zoom() if config.get("zoom") else None)
 
 
 def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     settings, classes = asdict(config), len(rows.classes)
     how = How.of(settings)
     refuse_hopeless_parts(config, accelerator, taught_by_answer=how.mask_gradient)
+    refuse_hopeless_pixels(config)
     if config.mask_dropout is not None and not 0 <= config.mask_dropout < 1:
         raise UserError(f"--mask-dropout {config.mask_dropout}: must be at least 0 and below 1")
     vit, expects = open_backbone(config, 0)
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
-    return IFam(selector(vit, settings, classes), predictor(vit, settings, classes), how), expects
+    pixels = Pixels.of(settings)
+    return IFam(selector(vit, settings, classes), predictor(vit, settings, classes), how, pixels), expects
+
+
+def refuse_hopeless_pixels(config: Ifam) -> None:
+    exact = config.sight == "pixels"
+    for wrong, complaint in (
+        (config.soft and (exact or config.zoom), "--soft: weighs whole patches; leave out --sight pixels and --zoom"),
+        (config.look_again and not exact, "--look-again: finds pixels, so it needs --sight pixels"),
+        (config.decoder and not exact, "--decoder: draws pixels, so it needs --sight pixels"),
+        (config.look_size and not exact, "--look-size: finer than the patches that answer: it needs --sight pixels"),
+        (not 0 < config.sure < 1, f"--sure {config.sure}: a share above 0 and below 1"),
+        (config.guide < 0, f"--guide {config.guide}: must not be negative"),
+    ):
+        if wrong:
+            raise UserError(complaint)
 
 
 def build_ifam(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
     settings, classes, vit = facts["config"], len(facts["data"]["classes"]), ViT(vit_config)
-    return IFam(selector(vit, settings, classes), predictor(vit, settings, classes), How.of(settings))
+    parts = selector(vit, settings, classes), predictor(vit, settings, classes)
+    return IFam(*parts, How.of(settings), Pixels.of(settings))

@@ -45,7 +45,13 @@ class How:
         said = {name: config.get(name) for name in ("share_noise", "eval_noise", "mask_gradient")}
         preset = {"share_noise": not published, "eval_noise": published, "mask_gradient": not published}
         shaping = Shaping(**config["shaping"])
-        shaping = replace(shaping, orthogonal=shaping.orthogonal or ("channels" if published else "parts"))
+        shaping = replace(
+            shaping,
+            orthogonal=shaping.orthogonal or ("channels" if published else "parts"),
+            total_variation_at=(0 if published else 37)
+            if shaping.total_variation_at is None
+            else shaping.total_variation_at,
+        )
         return cls(
             shaping, config["classify_parts"], config["prototype_lr"], soft=config.get("soft", False),
             mask_dropout=config.get("mask_dropout"),
@@ -149,7 +155,14 @@ def selector(vit: ViT, config: dict[str, Any], classes: int) -> PartDiscovery:
     bare = resembling(vit, replace(vit.config, classes=0, registers=vit.config.registers * config["registers"]))
     if not config["tune_selector"]:
         freeze(bare)
-    return PartDiscovery(bare, config["parts"], classes, dropout=config["part_dropout"], seed=config["seed"])
+    return PartDiscovery(
+        bare,
+        config["parts"],
+        classes,
+        dropout=config["part_dropout"],
+        size=config.get("look_size"),
+        seed=config["seed"],
+    )
 
 
 def resembling(vit: ViT, config: ViTConfig, seed: int = 0) -> ViT:
@@ -165,7 +178,7 @@ def resembling(vit: ViT, config: ViTConfig, seed: int = 0) -> ViT:
 
 
 def refuse_hopeless_parts(config: Pdiscoformer, accelerator: Accelerator, *, taught_by_answer: bool = False) -> None:
-    shaped = any(weight for weight in vars(config.shaping).values() if not isinstance(weight, str))
+    shaped = replace(config.shaping, orthogonal=None, total_variation_at=None) != Shaping.none()
     for wrong, complaint in (
         (config.parts < 1, f"--parts {config.parts}: must be at least 1"),
         (not 0 <= config.part_dropout < 1, f"--part-dropout {config.part_dropout}: must be at least 0 and below 1"),

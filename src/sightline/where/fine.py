@@ -63,8 +63,8 @@ def guided(shares: Tensor, images: Tensor, radius: int, smooth: float) -> Tensor
 
 
 def solve3(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """[..., 3, 3] and [..., 3] -> [..., 3] for symmetric matrices: by Cramer's rule, quicker than a solver for a million
-    small systems."""
+    """[..., 3, 3], symmetric, and [..., 3] -> [..., 3]: by Cramer's rule, quicker for a million small systems than a
+    solver."""
     a, b, c = matrices.unbind(dim=-2)
     across = torch.stack([torch.linalg.cross(b, c), torch.linalg.cross(c, a), torch.linalg.cross(a, b)], dim=-2)
     determinant = (a * across[..., 0, :]).sum(dim=-1, keepdim=True)

@@ -5,6 +5,7 @@ Shares are [B, K+1, H, W] with the background last, and sum to 1 over the parts.
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
@@ -27,8 +28,9 @@ def shaping_losses(parts: Parts, embeddings: Tensor, unwarped: Tensor | None, we
     assert unwarped is not None or not weights.equivariance, "equivariance compares with a moved image"
     shares = parts.shares
     vectors = embeddings.mT if weights.orthogonal == "channels" else embeddings
+    at = weights.total_variation_at
     losses = {
-        "total_variation": lambda: total_variation(shares),
+        "total_variation": lambda: total_variation(shares) * (math.sqrt(shares[0, 0].numel()) / at if at else 1.0),
         "entropy": lambda: entropy(shares),
         "equivariance": lambda: equivariance(shares, cast(Tensor, unwarped)),
         "orthogonality": lambda: orthogonality(vectors),

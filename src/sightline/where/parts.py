@@ -64,14 +64,22 @@ class PartDiscovery(nn.Module):
     """A ViT's patches against K+1 learned prototypes, and one head for all parts."""
 
     def __init__(
-        self, vit: ViT, parts: int, classes: int, *, dropout: float = 0.3, temperature: float = 1.0, seed: int = 0
+        self,
+        vit: ViT,
+        parts: int,
+        classes: int,
+        *,
+        dropout: float = 0.3,
+        temperature: float = 1.0,
+        size: int | None = None,
+        seed: int = 0,
     ):
         super().__init__()
         if vit.head is not None:
             raise ValueError("part discovery has its own head: build the ViT with classes=0")
         if parts < 1 or not 0 <= dropout < 1 or not temperature > 0:
             raise ValueError(f"no part discovery with {parts} parts, dropout {dropout}, temperature {temperature}")
-        self.vit, self.dropout, self.temperature = vit, dropout, temperature
+        self.vit, self.dropout, self.temperature, self.size = vit, dropout, temperature, size
         D, generator = vit.config.width, torch.Generator().manual_seed(seed)
         self.prototypes = nn.Parameter(torch.empty(parts + 1, D).uniform_(-(D**-0.5), D**-0.5, generator=generator))
         self.modulation = nn.LayerNorm([D, parts + 1])
@@ -87,7 +95,17 @@ class PartDiscovery(nn.Module):
 
     def discover(self, images: Tensor, *, noise: Tensor | None = None) -> Parts:
         """Which part every patch belongs to; training gives Gumbel noise (`draw_noise`), evaluation none."""
-        return self._discovered(self.vit(images).feature_map, noise)
+        return self._discovered(self.vit(self.sized(images)).feature_map, noise)
+
+    def sized(self, images: Tensor) -> Tensor:
+        """As large as parts are to be discovered in."""
+        if self.size is None or images.shape[2:] == (self.size, self.size):
+            return images
+        return F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
+
+    def grid(self, images: Tensor) -> tuple[int, int]:
+        """H×W, of the parts of these images."""
+        return self.vit.grid(self.sized(images[:1]))
 
     def discover_moved(self, images: Tensor, affine: Affine, *, noise: Tensor | None = None) -> Tensor:
         """[B, K+1, H, W]: the shares found in images that were moved, put back in place. For equivariance."""
@@ -133,7 +151,7 @@ class PartDiscovery(nn.Module):
 
     def draw_noise(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """[B, K+1, H, W]"""
-        return gumbel((len(images), self.parts + 1, *self.vit.grid(images)), images.device, generator)
+        return gumbel((len(images), self.parts + 1, *self.grid(images)), images.device, generator)
 
     def draw_keep_parts(
         self, images: Tensor, rate: float | None = None, generator: torch.Generator | None = None
@@ -189,9 +207,14 @@ def soft_keep(scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
     return _surviving(scores.softmax(dim=1), keep_parts, 0.0).max(dim=1).values
 
 
+def foreground(scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
+    """[B, H, W] in [0, 1]: the share of all parts that are not dropped."""
+    return _surviving(scores.softmax(dim=1), keep_parts, 0.0).sum(dim=1)
+
+
 def straight_through(scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
     """[B, H, W]: exactly `hard_keep`, with the gradient of the sum of the surviving parts' shares (iFAM, sec. 3.3)."""
-    shares = _surviving(scores.softmax(dim=1), keep_parts, 0.0).sum(dim=1)
+    shares = foreground(scores, keep_parts)
     return hard_keep(scores, keep_parts).to(shares.dtype) + (shares - shares.detach())
 
 
