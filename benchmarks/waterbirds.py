@@ -64,6 +64,8 @@ class Waterbirds:
     """U2-Net-P as an ONNX file."""
     device: str = "auto"
     precision: str = "bf16"
+    compile: bool = False
+    """Compile the ViTs' blocks: slow to begin with, then faster."""
     minutes: float | None = None
     """End after so long: what is in training then is saved, and gone on with by the next call."""
     splits: tuple[str, ...] = ("val", "test")
@@ -121,6 +123,8 @@ def command_of(config: Waterbirds, row: str, seed: int) -> commands.Train:
     kinds: dict[str, Any] = {kind.method: kind for kind in all_methods()}
     if method not in kinds:
         raise UserError(f"{row}: there is no method {method!r}")
+    if config.compile and issubclass(kinds[method], commands.Loop):
+        given.append("--compile")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
             return tyro.cli(kinds[method], args=given)

@@ -7,7 +7,7 @@ from pathlib import Path
 BRIEF = "--epochs 14 --lr 5e-5"  # whole pictures and given masks: as the project's own reference figures were made
 LONG = "--epochs 30 --lr 3e-5"  # as long and as fast as iFAM learns; its head (a norm, no bias) and its rate it keeps
 EXACT = "--pixels --at-least 0.1"
-PATCHES, PIXELS = "", " --sight pixels"  # how far iFAM's sight goes: whole patches are its default
+PATCHES, PIXELS = " --sight patches", ""  # iFAM as in the papers, and as it is here when nothing else is said
 
 SALIENCY = {"U2-Net": "u2net:U2NET", "FOUND": "found:SELF", "TokenCut": "tokencut:SELF"}
 FILLS = ("black", "white", "grey", "noise")
@@ -43,8 +43,15 @@ PIXEL_ROWS: dict[str, str] = {
     "early mask, true, pixels, zoom": f"early-mask {BRIEF} {EXACT} --zoom",
     **{f"early mask, true, pixels, {fill}": f"early-mask {BRIEF} {EXACT} --fill {fill}" for fill in FILLS},
     **{f"early mask, {name}, pixels": f"early-mask {BRIEF} {EXACT} --masks {how}" for name, how in SALIENCY.items()},
-    **{f"iFAM K={k}": PAPERS_ROWS[f"iFAM K={k}"] for k in (1, 4)},
-    **{f"iFAM K={k}, pixels": f"ifam --parts {k}{PIXELS}" for k in (1, 4)},
+    **{f"iFAM K={k}": PAPERS_ROWS[f"iFAM K={k}"] for k in (1, 4, 8)},
+    **{f"iFAM K={k}, pixels": f"ifam --parts {k}{PIXELS}" for k in (1, 4, 8)},
+    **{f"iFAM K={k}, pixels, balanced": f"ifam --parts {k}{PIXELS} --balance classes" for k in (1, 4)},
+    "iFAM K=1, pixels, mask gradient": f"ifam --parts 1{PIXELS} --mask-gradient True",
+    "iFAM K=1, pixels, look once": f"ifam --parts 1{PIXELS} --look-again False",
+    "iFAM K=1, pixels, no zoom": f"ifam --parts 1{PIXELS} --look-again False --zoom False",
+    "iFAM K=1, pixels, unguided": f"ifam --parts 1{PIXELS} --guide 0",
+    "iFAM K=1, pixels, surely": f"ifam --parts 1{PIXELS} --sure 0.7",
+    "iFAM K=1, zoom": f"ifam --parts 1{PATCHES} --zoom True",
 }
 TABLES = {"papers": PAPERS_ROWS, "pixels": PIXEL_ROWS}
 ROWS = PAPERS_ROWS | PIXEL_ROWS
@@ -64,7 +71,7 @@ HEADLINE = frozenset(
         "ERM", "late mask, true", TRUE, TRUE_PIXELS, "PDiscoFormer K=4", "PDiscoFormer K=8",
         "iFAM K=1", "iFAM K=4", "iFAM K=8", "iFAM K=1, no mask gradient", "iFAM K=4, no mask gradient",
         "iFAM K=1, published", "iFAM K=4, published",
-        *CONTROLS, *OTHER_FILLS, "iFAM K=1, pixels", "iFAM K=4, pixels",
+        "iFAM K=1, pixels", "iFAM K=4, pixels", "iFAM K=1, pixels, balanced",
     }
 )  # fmt: skip
 
@@ -79,7 +86,18 @@ PAIRS: tuple[tuple[str, str], ...] = (
     *((row, TRUE) for row in OTHER_FILLS),
     (f"{TRUE_PIXELS}, zoom", f"{TRUE}, zoom"),
     *SELECTED_BY_A_NET.items(),
-    *((f"iFAM K={k}, pixels", f"iFAM K={k}") for k in (1, 4)),
+    *(
+        (f"iFAM K={k}, pixels", rival)
+        for k in (1, 4, 8)
+        for rival in (f"iFAM K={k}", f"iFAM K={k}, published", "ERM", "ERM, 30 epochs", TRUE, TRUE_PIXELS)
+    ),
+    *((f"iFAM K={k}, pixels, balanced", f"iFAM K={k}, pixels") for k in (1, 4)),
+    ("iFAM K=1, pixels, balanced", TRUE_PIXELS),
+    *(
+        ("iFAM K=1, pixels", f"iFAM K=1, pixels, {without}")
+        for without in ("mask gradient", "look once", "no zoom", "unguided", "surely")
+    ),
+    ("iFAM K=1, pixels", "iFAM K=1, zoom"),
 )
 
 

@@ -10,7 +10,7 @@ import tyro
 from sightline.config import Ifam, Pdiscoformer, Shaping
 from sightline.data.augment import Affine
 from sightline.lessons import Lesson, When
-from sightline.methods.ifam import IFam, predictor
+from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import Draws, How, PDiscoFormer, selector
 from sightline.sight import Sight
 from sightline.verify import verify
@@ -21,9 +21,11 @@ CLASSES = 3
 
 
 def ifam(**changes) -> IFam:
-    settings = asdict(Ifam(Path("data"), **{"parts": 3} | changes))
+    """As in the papers: whole patches are hidden."""
+    settings = asdict(Ifam(Path("data"), **{"parts": 3, "sight": "patches"} | changes))
     vit = small_vit(classes=0)
-    return IFam(selector(vit, settings, CLASSES), predictor(vit, settings, CLASSES), How.of(settings))
+    how = How.of(settings), Pixels.of(settings)
+    return IFam(selector(vit, settings, CLASSES), predictor(vit, settings, CLASSES), *how)
 
 
 def pdiscoformer(**changes) -> PDiscoFormer:
@@ -114,7 +116,12 @@ def test_the_gradient_is_that_of_the_surviving_shares(images):
 
 
 def test_presets_say_what_papers_and_published_code_do():
-    papers, published = (How.of(asdict(Ifam(Path("data"), preset=preset))) for preset in ("papers", "published"))
+    ours = How.of(asdict(Ifam(Path("data"))))
+    papers, published = (
+        How.of(asdict(Ifam(Path("data"), preset=preset, sight=sight)))
+        for preset, sight in (("papers", "patches"), ("published", None))
+    )
+    assert ours == replace(papers, mask_gradient=False), "pixels are found better without"
     assert (papers.share_noise, papers.eval_noise, papers.mask_gradient) == (True, False, True)
     assert (published.share_noise, published.eval_noise, published.mask_gradient) == (False, True, False)
     assert (papers.shaping.orthogonal, published.shaping.orthogonal) == ("parts", "channels")

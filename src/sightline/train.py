@@ -236,7 +236,9 @@ def examine(course: Course) -> dict[str, Any]:
     refuse_divergence(losses, epoch, desk.run)
     candidate = course.model if course.average is None else course.average
     candidate.eval()
-    found = candidate.examine(course.exam, desk, config.select)
+    # Not compiled: pictures that hide different shares would be compiled anew again and again.
+    with torch.compiler.set_stance("force_eager") if config.compile else nullcontext():
+        found = candidate.examine(course.exam, desk, config.select)
     result = found[config.select]
     line = {"epoch": epoch, "lr": rate, "batch": course.batches.batch} | losses | found
     if state.best is None or result > state.best:

@@ -170,20 +170,20 @@ class Pdiscoformer(Loop):
 class Ifam(Pdiscoformer):
     """Discover parts, then answer from their patches alone: blind to everything else (iFAM)."""
 
-    sight: Literal["patches", "pixels"] = "patches"
-    """What is hidden: whole patches, as in the papers, or also the pixels around the parts in kept patches."""
+    sight: Literal["patches", "pixels"] | None = None
+    """What is hidden: whole patches, or also the pixels around the parts in kept patches. Default: pixels; the
+    published code, and --soft, hide patches."""
     guide: int = 16
     """With pixels: how far the picture's edges pull at the border of parts, in pixels; 0: not at all."""
     sure: float = 0.5
     """With pixels: keep those whose share of the parts is at least that; more keeps only what is surely inside."""
-    decoder: float = 0.0
-    """With pixels: how much a small network that draws the border, learning from all pictures, counts; 0: none."""
-    zoom: bool = False
-    """Answer from the window around the sight, enlarged."""
-    look_again: bool = False
-    """Discover parts once more in the window around the first sight, enlarged."""
+    zoom: bool | None = None
+    """Answer from the window around the sight, enlarged. Default: with pixels."""
+    look_again: bool | None = None
+    """With pixels, the default: discover parts once more in the window around the first sight, enlarged."""
     mask_gradient: bool | None = None
-    """The answer teaches where to look, straight through the mask. Default: the preset's (no in published code)."""
+    """The answer teaches where to look, straight through the mask. Default: with patches, as in the papers (the
+    published code does not); pixels are found better without."""
     soft: bool = False
     """Ablation: weigh patches instead of hiding them, which is not blind."""
     freeze_predictor: bool = False

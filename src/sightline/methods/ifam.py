@@ -20,10 +20,10 @@ from ..sight import Prediction, Sight, cell_share
 from ..vit import Input, ViT, ViTConfig
 from ..what.masked import MaskedViT, SoftlyMaskedViT
 from ..what.zoom import Zoom, passing, zoom_boxes, zoom_in
-from ..where.fine import Decoder, Fine, fine_share
+from ..where.fine import Fine, fine_share
 from ..where.parts import PartDiscovery, Parts, foreground, hard_keep, soft_keep, straight_through
 from .erm import backbone_groups, note_backbone, open_backbone
-from .pdiscoformer import Draws, How, PartLearner, refuse_hopeless_parts, resembling, selector
+from .pdiscoformer import Draws, How, PartLearner, exact, refuse_hopeless_parts, resembling, selector
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,14 +37,14 @@ class Pixels:
     """How iFAM hides pixels, beyond the patches of the papers."""
 
     fine: Fine
-    decoder: float = 0.0  # how much the decoder's loss counts
-    look_again: bool = False
+    look_again: bool
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Pixels | None:
-        if config.get("sight", "patches") == "patches":
+        if not exact(config):
             return None
-        return cls(Fine(sure=config["sure"], guide=config["guide"]), config["decoder"], config["look_again"])
+        again = config["look_again"]
+        return cls(Fine(sure=config["sure"], guide=config["guide"]), True if again is None else again)
 
 
 class IFam(PartLearner):
@@ -53,7 +53,6 @@ class IFam(PartLearner):
     def __init__(self, where: PartDiscovery, what: MaskedViT | SoftlyMaskedViT, how: How, pixels: Pixels | None = None):
         super().__init__(where, how)
         self.what, self.pixels = what, pixels
-        self.decoder = Decoder(where.vit.config.width) if pixels is not None and pixels.decoder else None
 
     @property
     def blind(self) -> bool:
@@ -65,10 +64,10 @@ class IFam(PartLearner):
             return Sight(keep=parts.shares[:, :-1].amax(dim=1) > 0.5, parts=parts.shares)
         if self.pixels is None:
             return Sight(keep=hard_keep(scores), parts=parts.shares)
-        share = self.share(images, parts, scores)
+        share = self.share(images, scores)
         if self.pixels.look_again:
             closer, windows = self.closer(images, share)
-            share = put_back(self.share(closer, *self.discover(closer)), windows)
+            share = put_back(self.share(closer, self.discover(closer)[1]), windows)
         keep_pixels = share >= self.pixels.fine.sure
         cells = cell_share(keep_pixels, self.what.vit.grid(images))
         return Sight(keep=cells >= self.pixels.fine.at_least, keep_pixels=keep_pixels, parts=parts.shares)
@@ -78,18 +77,10 @@ class IFam(PartLearner):
 
     # ---- pixels ------------------------------------------------------------------------------------------------------
 
-    def share(self, images: Tensor, parts: Parts, scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
+    def share(self, images: Tensor, scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
         """[B, h, w]: how much each pixel is of a part that is not dropped."""
         assert self.pixels is not None
-        shares = foreground(scores, keep_parts)
-        if self.decoder is None:
-            return fine_share(shares, images, self.pixels.fine)
-        size = (images.shape[2], images.shape[3])
-        drawn = self.decoder(parts.features, images).sigmoid()
-        if keep_parts is not None:
-            left = shares / foreground(scores).clamp_min(1e-6)
-            drawn = drawn * F.interpolate(left[:, None], drawn.shape[1:], mode="bilinear")[:, 0]
-        return F.interpolate(drawn[:, None], size, mode="bilinear")[:, 0]
+        return fine_share(foreground(scores, keep_parts), images, self.pixels.fine)
 
     def closer(self, images: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """The window around the sight, enlarged, and where it is: the first stage may see all of it."""
@@ -99,23 +90,14 @@ class IFam(PartLearner):
         windows = zoom_boxes(visible, margin=self.WINDOW.margin, smallest=self.WINDOW.smallest)
         return zoom_in(images, torch.ones_like(visible), windows, size, self.what.vit.mean)[0], windows
 
-    def decoding(self, images: Tensor, parts: Parts) -> Tensor:
-        """What the decoder is taught: the parts without noise, along the picture's edges."""
-        assert self.pixels is not None
-        assert self.decoder is not None
-        with torch.no_grad():
-            drawn = fine_share(foreground(parts.logits), images, self.pixels.fine) >= self.pixels.fine.sure
-            truth = F.avg_pool2d(drawn[:, None].float(), Decoder.STEP)[:, 0]
-        logits = self.decoder(parts.features, images)
-        return self.pixels.decoder * F.binary_cross_entropy_with_logits(logits, truth)
-
     # ---- training ----------------------------------------------------------------------------------------------------
 
     def losses(self, images: Tensor, labels: Tensor, draws: Draws) -> dict[str, Tensor]:
         parts, losses = self.discovery(images, labels, draws)
-        if self.decoder is not None:
-            losses["decoder"] = self.decoding(images, parts)
-        logits = self.what.vit(*self.shown(images, parts, draws)).logits
+        seen, keep, keep_pixels = self.shown(images, parts, draws)
+        # Removal would save little here and wait for the device in every step.
+        hide = "mask" if keep.dtype == torch.bool else "weighted"
+        logits = self.what.vit(seen, keep, keep_pixels, hide=hide).logits
         return losses | {"answer": F.cross_entropy(logits.float(), labels)}
 
     def shown(self, images: Tensor, parts: Parts, draws: Draws) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -129,17 +111,18 @@ class IFam(PartLearner):
             kept = straight_through if self.how.mask_gradient else hard_keep
             seen = self.what.seen(images, kept(scores, draws.keep_masked))
         else:
-            seen = self.what.seen(images, *self.pixel_masks(images, parts, scores, draws))
+            seen = self.what.seen(images, *self.pixel_masks(images, scores, draws))
         return seen.images, seen.keep, seen.keep_pixels
 
-    def pixel_masks(self, images: Tensor, parts: Parts, scores: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def pixel_masks(self, images: Tensor, scores: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """[B, H, W] and [B, h, w]"""
         assert self.pixels is not None
-        share = self.share(images, parts, scores, draws.keep_masked)
-        if self.pixels.look_again:
-            closer, windows = self.closer(images, share)
-            parts = self.where.discover(closer, noise=draws.noise_mask)
-            share = put_back(self.share(closer, parts, parts.scores, draws.keep_masked), windows)
+        with torch.set_grad_enabled(self.how.mask_gradient):
+            share = self.share(images, scores, draws.keep_masked)
+            if self.pixels.look_again:
+                closer, windows = self.closer(images, share)
+                scores = self.where.discover(closer, noise=draws.noise_mask).scores
+                share = put_back(self.share(closer, scores, draws.keep_masked), windows)
         hard = share >= self.pixels.fine.sure
         cells = cell_share(hard, self.what.vit.grid(images))
         keep = cells >= self.pixels.fine.at_least
@@ -148,10 +131,7 @@ class IFam(PartLearner):
         return passing(keep, cell_share(share, keep.shape[1:])), passing(hard, share)
 
     def parameter_groups(self, head_lr: float) -> list[Group]:
-        groups = [*super().parameter_groups(head_lr), *backbone_groups(self.what.vit, head_lr)]
-        if self.decoder is not None:
-            groups.append(Group(list(self.decoder.parameters()), self.how.prototype_lr, decay=False))
-        return groups
+        return [*super().parameter_groups(head_lr), *backbone_groups(self.what.vit, head_lr)]
 
 
 def put_back(shares: Tensor, windows: Tensor) -> Tensor:
@@ -175,7 +155,10 @@ def predictor(vit: ViT, config: dict[str, Any], classes: int) -> MaskedViT | Sof
         for new in (seeing.head, seeing.fc_norm):
             assert new is not None
             new.requires_grad_(True)
-    return SoftlyMaskedViT(seeing) if config["soft"] else MaskedViT(seeing, zoom=Zoom() if config.get("zoom") else None)
+    if config["soft"]:
+        return SoftlyMaskedViT(seeing)
+    closely = config.get("zoom")
+    return MaskedViT(seeing, zoom=Zoom() if (exact(config) if closely is None else closely) else None)
 
 
 def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
@@ -193,12 +176,14 @@ def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> t
 
 
 def refuse_hopeless_pixels(config: Ifam) -> None:
-    exact = config.sight == "pixels"
+    pixels = exact(asdict(config))
     for wrong, complaint in (
-        (config.soft and (exact or config.zoom), "--soft: weighs whole patches; leave out --sight pixels and --zoom"),
-        (config.look_again and not exact, "--look-again: finds pixels, so it needs --sight pixels"),
-        (config.decoder and not exact, "--decoder: draws pixels, so it needs --sight pixels"),
-        (config.look_size and not exact, "--look-size: finer than the patches that answer: it needs --sight pixels"),
+        (config.soft and (pixels or config.zoom), "--soft: weighs whole patches; leave out --sight pixels and --zoom"),
+        (config.look_again and not pixels, "--look-again: finds pixels, so it needs --sight pixels"),
+        (
+            config.look_size and not pixels,
+            "--look-size: finer than the patches that answer, so it needs --sight pixels",
+        ),
         (not 0 < config.sure < 1, f"--sure {config.sure}: a share above 0 and below 1"),
         (config.guide < 0, f"--guide {config.guide}: must not be negative"),
     ):

@@ -43,7 +43,8 @@ class How:
     def of(cls, config: dict[str, Any]) -> How:
         published = config["preset"] == "published"
         said = {name: config.get(name) for name in ("share_noise", "eval_noise", "mask_gradient")}
-        preset = {"share_noise": not published, "eval_noise": published, "mask_gradient": not published}
+        taught = not (published or exact(config))
+        preset = {"share_noise": not published, "eval_noise": published, "mask_gradient": taught}
         shaping = Shaping(**config["shaping"])
         shaping = replace(
             shaping,
@@ -57,6 +58,12 @@ class How:
             mask_dropout=config.get("mask_dropout"),
             **{name: preset[name] if value is None else value for name, value in said.items()},
         )  # fmt: skip
+
+
+def exact(config: dict[str, Any]) -> bool:
+    """Whether pixels are hidden, or whole patches; a run made before there was a choice hides patches."""
+    patches = config["preset"] == "published" or config.get("soft", False)
+    return (config.get("sight", "patches") or ("patches" if patches else "pixels")) == "pixels"
 
 
 @dataclass(frozen=True)

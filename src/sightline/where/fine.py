@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from .parts import in_full_precision
 
@@ -69,29 +69,3 @@ def solve3(matrices: Tensor, vectors: Tensor) -> Tensor:
     across = torch.stack([torch.linalg.cross(b, c), torch.linalg.cross(c, a), torch.linalg.cross(a, b)], dim=-2)
     determinant = (a * across[..., 0, :]).sum(dim=-1, keepdim=True)
     return (across * vectors[..., None]).sum(dim=-2) / determinant
-
-
-class Decoder(nn.Module):
-    """Draws the foreground at a quarter of the picture's resolution, from patches' features and the picture itself.
-
-    It learns from the guided shares of all pictures together, so that it outgrows the mistakes made in each.
-    """
-
-    STEP = 4
-
-    def __init__(self, width: int, channels: int = 32):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.features = nn.Conv2d(width, channels, 1)
-        self.edges = nn.Conv2d(3, channels, 7, self.STEP, 3)
-        self.blocks = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(3))
-        self.out = nn.Conv2d(channels, 1, 1)
-
-    def forward(self, features: Tensor, images: Tensor) -> Tensor:
-        """[B, h/4, w/4]: logits of the foreground."""
-        x = self.edges(images - 0.5)
-        told = self.features(self.norm(features.movedim(1, 3)).movedim(3, 1))
-        x = x + F.interpolate(told, x.shape[2:], mode="bilinear")
-        for block in self.blocks:
-            x = x + block(F.gelu(x))
-        return self.out(F.gelu(x))[:, 0].float()
