@@ -3,12 +3,13 @@
     sightline data waterbirds --cub PACKS --scenes PACKS --out waterbirds
     python benchmarks/waterbirds.py waterbirds --backbone vit_ti16_augreg_in1k.safetensors --out wbr_ti.json
     python benchmarks/waterbirds.py waterbirds --backbone ... --table pixels --out wbr_pixels.json
-    python benchmarks/waterbirds.py waterbirds --backbone ... --collect --markdown
+    python benchmarks/waterbirds.py waterbirds --backbone ... --collect --markdown --pack parcels
 
 One run folder per row and seed, several trained side by side, skipped when finished: call it again to go on. Weights
 are selected on validation data by class-balanced accuracy, without group labels. Rows that are not finished are listed
-as missing. `--collect` trains nothing, and needs neither data nor weights: run.json, metrics.json, predictions,
-localization.json and localization, shape and certificate.json of each run are enough, for benchmarks/claims.py too.
+as missing. `--no-measure` only trains; `--no-train`, later, measures what is trained by then, and needs its weights.
+`--collect` does neither, and needs neither data nor weights: what `--pack` puts together is enough, unpacked into a
+folder of runs anywhere, for benchmarks/claims.py too.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import shlex
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -36,10 +39,11 @@ from tyro.conf import Positional
 from record import record
 from sightline import config as commands
 from sightline.errors import UserError
-from waterbirds_results import about, facts_of, paired, result_of, show
-from waterbirds_rows import HEADLINE, ROWS, TABLES, folder_of
+from waterbirds_results import about, facts_of, pack, paired, result_of, show
+from waterbirds_rows import HEADLINE, ROWS, TABLES, folder_of, folders_of
 
 Job = tuple[str, int]  # row and seed
+BATCH = 256  # in measuring: small models leave a GPU idle with less
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,14 @@ class Waterbirds:
     """End after so long: what is in training then is saved, and gone on with by the next call."""
     splits: tuple[str, ...] = ("val", "test")
     """Where to look at the sight, and what the table is of (the last one); to try things out: val."""
+    train: bool = True
+    """Or only measure what is trained already."""
+    measure: bool = True
+    """Where runs look and what that tells; or only train, and measure with another call."""
     collect: bool = False
-    """Train nothing: put together what is finished, also while other processes train, or elsewhere."""
+    """Neither: put together what is finished, also while other processes train, or elsewhere."""
+    pack: Path | None = None
+    """A folder for the results of finished runs, without weights, in .tgz files of at most 12 MB."""
     markdown: bool = False
     """Print the table as Markdown."""
     out: Path | None = None
@@ -118,7 +128,7 @@ def command_of(config: Waterbirds, row: str, seed: int) -> commands.Train:
     given = [
         str(config.data), *flags, "--backbone", config.backbone, "--out", str(folder_of(config.runs, row, seed)),
         "--seed", str(seed), "--device", config.device, "--precision", config.precision,
-        "--workers", str(config.workers), "--cache", str(config.runs / "cache"), "--resume",
+        "--workers", str(config.workers), "--cache", str(cache_of(config)), "--resume",
     ]  # fmt: skip
     kinds: dict[str, Any] = {kind.method: kind for kind in all_methods()}
     if method not in kinds:
@@ -132,6 +142,11 @@ def command_of(config: Waterbirds, row: str, seed: int) -> commands.Train:
             raise UserError(f"{row}: `sightline train {shlex.join([method, *flags])}` is not understood") from None
 
 
+def cache_of(config: Waterbirds) -> Path:
+    """Of decoded pictures, for training and measuring."""
+    return config.runs / "cache"
+
+
 def all_methods() -> list[type[commands.Train]]:
     return [c for c in vars(commands).values() if isinstance(c, type) and issubclass(c, commands.Train) and c.method]
 
@@ -139,24 +154,32 @@ def all_methods() -> list[type[commands.Train]]:
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 
-def measures(config: Waterbirds, folder: Path, method: str) -> dict[Path, Callable[[], object]]:
-    """What is measured of a trained run, by the file that it is written to."""
+@dataclass(frozen=True)
+class Measure:
+    """What is measured of a trained run, and the file that it is written to."""
+
+    name: str
+    path: Path
+    take: Callable[[], object]
+
+
+def measures(config: Waterbirds, folder: Path, method: str) -> list[Measure]:
     if method in ("erm", "probe"):  # they see everything
-        return {}
+        return []
     from claim_figures import Runs, certify
     from sightline.localize import localize_run
     from sightline.shape import shape_run
 
-    found: dict[Path, Callable[[], object]] = {}
+    found, seen = [], {}
     for split in config.splits:
-        asked: Any = {"split": split, "device": config.device, "workers": config.workers}
-        found[folder / "localization" / f"{split}.csv"] = lambda asked=asked: localize_run(
-            commands.Localize(folder, **asked)
-        )
-        found[folder / "shape" / f"{split}.csv"] = lambda asked=asked: shape_run(commands.Shape(folder, **asked))
-    proof = folder / "certificate.json"
-    asked_of = Runs(config.runs, config.splits[-1], device=config.device)
-    return found | {proof: lambda: certify(folder, asked_of).save(proof)}
+        asked: Any = {"split": split, "batch": BATCH, "workers": config.workers, "device": config.device}
+        look, probe = (kind(folder, cache=cache_of(config), **asked) for kind in (commands.Localize, commands.Shape))
+        found += [
+            Measure("localize", folder / "localization" / f"{split}.csv", partial(localize_run, look)),
+            Measure("shape", folder / "shape" / f"{split}.csv", partial(shape_run, probe, seen)),
+        ]
+    proof, asked_of = folder / "certificate.json", Runs(config.runs, config.splits[-1], device=config.device)
+    return [*found, Measure("certify", proof, lambda: certify(folder, asked_of).save(proof))]
 
 
 def lacking(config: Waterbirds, row: str, seed: int) -> list[str]:
@@ -164,7 +187,12 @@ def lacking(config: Waterbirds, row: str, seed: int) -> list[str]:
     folder, method = folder_of(config.runs, row, seed), method_of(table_of_rows(config)[row])
     if not (folder / "metrics.json").exists():
         return ["training"]
-    return [str(path.relative_to(folder)) for path in measures(config, folder, method) if not path.exists()]
+    return [str(some.path.relative_to(folder)) for some in measures(config, folder, method) if not some.path.exists()]
+
+
+def is_to_be_done(config: Waterbirds, row: str, seed: int) -> bool:
+    left = lacking(config, row, seed)
+    return config.train if left == ["training"] else config.measure and bool(left)
 
 
 def one(config: Waterbirds, row: str, seed: int) -> dict[str, Any]:
@@ -172,20 +200,30 @@ def one(config: Waterbirds, row: str, seed: int) -> dict[str, Any]:
     from sightline.runs import read_run
     from sightline.train import train
 
-    began, folder = time.perf_counter(), folder_of(config.runs, row, seed)
-    command, problems = command_of(config, row, seed), []
+    folder, method = folder_of(config.runs, row, seed), method_of(table_of_rows(config)[row])
+    seconds, problems = defaultdict(float), []
     if not (folder / "metrics.json").exists():
-        train(command)
-    trained = time.perf_counter()
-    for path, measure in measures(config, folder, command.method).items():
-        if not path.exists():
+        with timed(seconds, "training"):
+            train(command_of(config, row, seed))
+    for measure in measures(config, folder, method) if config.measure else []:
+        if not measure.path.exists():
             try:
-                measure()
+                with timed(seconds, measure.name):
+                    measure.take()
             except Exception as error:  # one figure must not take the others with it; it is listed as missing
-                problems.append(f"{path.relative_to(folder)}: {type(error).__name__}: {error}")
-    seconds = {"training": round(trained - began), "measuring": round(time.perf_counter() - trained)}
-    result = {"row": row, "seed": seed, "seconds": seconds, "speed": read_run(folder).facts.get("speed")}
+                problems.append(f"{measure.path.relative_to(folder)}: {type(error).__name__}: {error}")
+    spent = {name: round(value, 1) for name, value in seconds.items()}
+    result = {"row": row, "seed": seed, "seconds": spent, "speed": read_run(folder).facts.get("speed")}
     return result | ({"problems": problems} if problems else {})
+
+
+@contextlib.contextmanager
+def timed(seconds: dict[str, float], name: str) -> Generator[None]:
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] += time.perf_counter() - began
 
 
 def until(config: Waterbirds, deadline: float | None, row: str, seed: int) -> dict[str, Any]:
@@ -221,7 +259,7 @@ def train_all(config: Waterbirds, jobs: Sequence[Job]) -> None:
     deadline = None if config.minutes is None else time.time() + 60 * config.minutes
     todo: SimpleQueue[tuple[Job, bool]] = SimpleQueue()
     for job in jobs:
-        if lacking(config, *job):
+        if is_to_be_done(config, *job):
             todo.put((job, True))
     with ThreadPoolExecutor(config.parallel) as lanes:
         for lane in [lanes.submit(work_off, config, todo, deadline) for _ in range(config.parallel)]:
@@ -271,7 +309,7 @@ def main() -> None:
     config = tyro.cli(Waterbirds, description=__doc__)
     rows, jobs = table_of_rows(config), jobs_of(config)
     if not config.collect:
-        if not config.backbone:
+        if config.train and not config.backbone:
             raise UserError("--backbone: name the one that all rows begin with")
         train_all(config, jobs)
     results = [
@@ -286,6 +324,11 @@ def main() -> None:
     if config.out and results:
         first = facts_of(folder_of(config.runs, results[0]["row"], results[0]["seeds"][0]))
         record(config.out, "cpu", about(first) | {"rows": results, "paired": pairs, "missing": missing})
+    if config.pack:
+        every = [folders_of(config.runs, row, config.splits) for row in rows]
+        finished = [folder for some in every for seed, folder in some.items() if seed in config.seeds]
+        for path in pack(finished, config.pack):
+            say({"packed": path.name, "megabytes": round(path.stat().st_size / 1e6, 2)})
 
 
 if __name__ == "__main__":

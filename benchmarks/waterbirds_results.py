@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +23,11 @@ from sightline.metrics import Estimate, Metrics
 from waterbirds_rows import PAIRS, folders_of
 
 Z = 1.959964
+MOST = 12_000_000  # bytes of a parcel
+RESULTS = (
+    "run.json", "metrics.json", "log.jsonl", "predictions/*.csv", "localization.json", "localization/*.csv",
+    "shape/*.csv", "shape/*.json", "certificate.json",
+)  # fmt: skip
 SIGHT = {"grid_iou": "grid IoU", "pixel_iou": "pixel IoU", "coverage": "coverage"}
 
 
@@ -167,3 +174,36 @@ def as_markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[s
     columns = zip(*lines, strict=True)
     rule = ["--:" if any(cell[:1] in set("+-0123456789") for cell in column) else "---" for column in columns]
     return [f"| {' | '.join(cells)} |" for cells in (header, rule, *lines)]
+
+
+# ---- to be carried away ----------------------------------------------------------------------------------------------
+
+
+def pack(folders: Sequence[Path], into: Path, most: int = MOST) -> list[Path]:
+    """The results of these runs, without weights, in parcels of at most so many bytes, in place of those that were
+    there before. A run is never divided."""
+    parcels: list[list[Path]] = []
+    room = 0
+    for folder in folders:
+        size = len(as_tgz([folder]))  # of many together it is less than the sum: each has an end of its own
+        if not parcels or size > room:
+            parcels.append([])
+            room = most
+        parcels[-1].append(folder)
+        room -= size
+    into.mkdir(parents=True, exist_ok=True)
+    for before in into.glob("runs-*.tgz"):
+        before.unlink()
+    paths = [into / f"runs-{number}.tgz" for number in range(1, len(parcels) + 1)]
+    for path, some in zip(paths, parcels, strict=True):
+        path.write_bytes(as_tgz(some))
+    return paths
+
+
+def as_tgz(folders: Sequence[Path]) -> bytes:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w:gz", compresslevel=9) as file:
+        for folder in folders:
+            for path in (path for pattern in RESULTS for path in sorted(folder.glob(pattern))):
+                file.add(path, Path(folder.name, path.relative_to(folder)).as_posix())
+    return held.getvalue()

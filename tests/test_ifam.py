@@ -177,7 +177,8 @@ def test_what_no_loss_reaches_is_not_trained(images):
     """Several processes would wait for its gradient in vain."""
     for changes in (
         {}, {"preset": "published"}, {"classify_parts": 0}, {"shaping": Shaping.none()}, {"soft": True},
-        {"shaping": Shaping.none(), "classify_parts": 0}, {"tune_selector": True}, {"freeze_predictor": True},
+        {"shaping": Shaping.none(), "classify_parts": 0}, {"tune_selector": "all"},
+        {"tune_selector": "nothing"}, {"freeze_predictor": True},
         {"parts": 1}, {"registers": False},
     ):  # fmt: skip
         model = ifam(**changes)
@@ -201,7 +202,7 @@ def test_what_is_frozen():
     assert trained(ifam()) == tokens | parts | second
     head = {"what.vit.head.weight", "what.vit.fc_norm.weight", "what.vit.fc_norm.bias"}
     assert trained(ifam(freeze_predictor=True)) == tokens | parts | head
-    assert trained(ifam(tune_selector=True)) == {name for name, _ in ifam().named_parameters()}
+    assert trained(ifam(tune_selector="all")) == {name for name, _ in ifam().named_parameters()}
     assert not any("reg_token" in name for name, _ in ifam(registers=False).named_parameters())
     assert len(ifam(parts=5).where.prototypes) == 6
 

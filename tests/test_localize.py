@@ -269,10 +269,15 @@ def test_a_method_told_by_the_true_masks_is_right_everywhere(rows, accelerator):
     assert (found.n, found.split) == (24, "test")
 
 
-def test_a_method_told_by_other_masks_is_held_against_the_true_ones(rows, accelerator):
+def test_told_by_other_masks_it_is_held_against_true_ones_cached_or_not(rows, accelerator, tmp_path, monkeypatch):
     shifted = Told(lambda rows: replace(rows, masks=rows.masks[1:] + rows.masks[:1]))
-    found = localize(shifted, rows, rows.where("test"), EXPECTS, accelerator, resamples=100)
-    assert 0.02 < found.figures["pixel_iou"].value < 0.8
+    asked = shifted, rows, rows.where("test"), EXPECTS, accelerator
+    found = [localize(*asked, resamples=100, cache=cache) for cache in (None, tmp_path)]
+    for module in ("batches", "cache"):
+        monkeypatch.setattr(f"sightline.data.{module}.decode", None)  # by now there is nothing to decode
+    found.append(localize(*asked, resamples=100, cache=tmp_path))
+    assert 0.02 < found[0].figures["pixel_iou"].value < 0.8
+    assert all((one, one.pictures) == (found[0], found[0].pictures) for one in found)
 
 
 def test_neither_batch_nor_order_matters_and_every_figure_says_how_sure_it_is(rows, accelerator):
@@ -308,13 +313,12 @@ def dots(folder, n: int) -> Rows:
                 keypoints=np.array(keypoints, np.float32), keypoint_names=("red", "green"))  # fmt: skip
 
 
-@pytest.mark.parametrize("published", [False, True])
-def test_parts_that_are_the_key_points_are_found_to_be_so(tmp_path, accelerator, published):
+@pytest.mark.parametrize(("published", "cache"), [(False, None), (True, None), (False, "cache")])
+def test_parts_that_are_the_key_points_are_found_to_be_so(tmp_path, accelerator, published, cache):
     rows = dots(tmp_path, 40)
+    how = {"published": published, "resamples": 100, "cache": tmp_path / cache if cache else None}
     test, train = rows.where("test"), rows.where("train")
-    found = localize(
-        ByColour(), rows, test, EXPECTS, accelerator, fit=train, published=published, resamples=100
-    ).figures  # fmt: skip
+    found = localize(ByColour(), rows, test, EXPECTS, accelerator, fit=train, **how).figures
     assert found["pixel_iou"].value == found["parts_grid_iou"].value == 1
     assert found["nmi"].value == pytest.approx(1)
     assert found["ari"].value == pytest.approx(1)
@@ -361,7 +365,8 @@ def test_the_command_writes_every_split_and_prints_a_table(sightline, toy, tmp_p
     common = ["--backbone", "random:nano", "--workers", "0", "--device", "cpu"]
     assert sightline("train", "probe", toy, *common, "--plain", "--out", run)[0] == 0
     for split in ("val", "test"):
-        code, out, _ = sightline("localize", run, "--split", split, "--workers", 0, "--device", "cpu")
+        more = ["--maps", "--cache", tmp_path / "cache"] if split == "test" else []
+        code, out, _ = sightline("localize", run, "--split", split, "--workers", 0, "--device", "cpu", *more)
         assert code == 0
         assert "map attention: maximum inside the mask" in out
     content = json.loads((run / "localization.json").read_text())
@@ -373,8 +378,11 @@ def test_the_command_writes_every_split_and_prints_a_table(sightline, toy, tmp_p
     assert [line["image"] for line in pictures] == [image for image in read_rows(toy).images if "test/" in image]
     for name, figure in (("grid_iou", found.figures["grid_iou"]), ("mass attention", found.maps["attention"]["mass"])):
         counted = [float(line[name]) for line in pictures if line[name]]
-        assert (len(counted), np.mean(counted)) == (figure.n, pytest.approx(figure.value))
+        assert (len(counted), np.mean(counted)) == (figure.n, pytest.approx(figure.value, rel=1e-3))
     assert "pooled_iou" not in pictures[0]
+    in_brief = (run / "localization" / "val.csv").read_text().splitlines()
+    assert in_brief[0] == "image,grid_iou,pixel_iou,coverage"
+    assert max(len(value) for line in in_brief[1:] for value in line.split(",")[1:]) <= len("0.01234")
     for image in (toy / "test").iterdir():
         other = tmp_path / "plain" / "duck" / image.name
         other.parent.mkdir(parents=True, exist_ok=True)

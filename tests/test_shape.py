@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from sightline.config import Shape
 from sightline.data.rows import Rows, read_rows
 from sightline.data.toyset import write_toy
 from sightline.evaluate import evaluate
 from sightline.predict import make_accelerator
-from sightline.shape import label_from_shape, shapes
+from sightline.shape import label_from_shape, shape_run, shapes
 from sightline.sight import Sight
 from sightline.vit import Input
 from tests.commands import QUICK, SMALL, typed
@@ -75,10 +76,14 @@ def toy(tmp_path_factory):
     return write_toy(tmp_path_factory.mktemp("data") / "toy", train=32, val=16, test=16, size=32)
 
 
-def test_the_probe_is_given_the_kept_patches_and_nothing_else(toy):
+def test_the_probe_is_given_the_kept_patches_and_nothing_else(toy, tmp_path):
     rows = read_rows(toy)
     at = rows.where("test")
-    found = shapes(Corner(), rows, at, Input(size=(32, 32)), make_accelerator("cpu"), batch=5)
+    found, cached = (
+        shapes(Corner(), rows, at, Input(size=(32, 32)), make_accelerator("cpu"), batch=5, cache=cache)
+        for cache in (None, tmp_path)
+    )
+    assert (found == cached).all()
     assert found.shape == (16, 16)
     assert (found[:, 0] == 1).all()
     assert set(np.unique(found)) <= {0.0, 1.0}
@@ -99,8 +104,12 @@ def test_the_command_measures_given_masks_and_refuses_what_sees_everything(toy, 
     for method, out in (("early-mask", masked), ("erm", whole)):
         code, _, err = typed("train", method, toy, *SMALL, "--epochs", 1, "--out", out)
         assert code == 0, err
-    code, out, err = typed("shape", masked, *QUICK)
-    assert code == 0, err
+    answers = set()
+    for cache in ([], ["--cache", tmp_path / "cache"]):
+        code, out, err = typed("shape", masked, *QUICK, *cache)
+        assert code == 0, err
+        answers.add((masked / "shape" / "test.csv").read_text())
+    assert len(answers) == 1
     assert "Label from the sight's shape alone: " in out
     assert "chance 50.0 %" in out
     content = json.loads((masked / "shape" / "test.json").read_text())
@@ -116,3 +125,14 @@ def test_the_command_measures_given_masks_and_refuses_what_sees_everything(toy, 
     code, _, err = typed("shape", whole, *QUICK)
     assert code == 2
     assert "sees everything" in err
+
+
+def test_shapes_that_are_known_are_not_looked_at_again(toy, tmp_path):
+    run = tmp_path / "run"
+    assert typed("train", "early-mask", toy, *SMALL, "--epochs", 1, "--out", run)[0] == 0
+    seen, command = {}, Shape(run, split="val", workers=0, device="cpu")
+    shape_run(command, seen)
+    assert {split: len(shape) for split, shape in seen.items()} == {"train": 32, "val": 16}
+    blank = {split: np.zeros_like(shape) for split, shape in seen.items()}
+    again, _ = shape_run(command, blank)
+    assert again.balanced.value == 0.5

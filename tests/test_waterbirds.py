@@ -1,8 +1,9 @@
 """The Waterbirds benchmark: its rows, what becomes of failures, and its table from run folders without weights."""
 
+import contextlib
 import json
-import shutil
 import sys
+import tarfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import claims
 import waterbirds
 from waterbirds import Waterbirds, command_of, jobs_of, train_all
-from waterbirds_results import as_markdown
+from waterbirds_results import as_markdown, pack
 from waterbirds_rows import HEADLINE, PAIRS, PAPERS_ROWS, PIXEL_ROWS, ROWS, folder_of, folders_of
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -134,17 +135,19 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Run folders of a tiny table, and copies of them without weights."""
+    """Run folders of a tiny table, trained by one call and measured by another; and copies, packed and unpacked."""
     home = tmp_path_factory.mktemp("wb")
     write_toy(home / "toy", train=32, val=16, test=32, size=32)
     (home / "rows.json").write_text(json.dumps(TINY))
-    with pytest.MonkeyPatch.context() as patch:
+    common = ["--parallel", 1, "--workers", 0, "--device", "cpu", "--splits", "test", "--seeds", 0]
+    with pytest.MonkeyPatch.context() as patch, (home / "said").open("w") as said, contextlib.redirect_stdout(said):
         patch.setattr(waterbirds, "one_process", lambda: ThreadPoolExecutor(1))
-        script(
-            home, home / "toy", "--backbone", "random:nano", "--parallel", 1, "--workers", 0, "--device", "cpu",
-            "--precision", "fp32", "--splits", "test", "--seeds", 0,
-        )  # fmt: skip
-    shutil.copytree(home / "runs", home / "copy", ignore=shutil.ignore_patterns("*.safetensors", "cache", "*.bin"))
+        script(home, home / "toy", "--backbone", "random:nano", "--precision", "fp32", "--no-measure", *common)
+        script(home, home / "toy", "--no-train", *common)
+        script(home, "nowhere", "--collect", "--pack", home / "parcels", *common)
+    for parcel in (home / "parcels").iterdir():
+        with tarfile.open(parcel) as file:
+            file.extractall(home / "copy", filter="data")
     return home
 
 
@@ -161,6 +164,35 @@ def test_every_run_is_trained_measured_and_certified(made):
         looks = row != "ERM"
         for name in ("localization.json", "localization/test.csv", "shape/test.csv", "certificate.json"):
             assert (folder / name).exists() == looks, (row, name)
+
+
+def test_training_and_measuring_say_how_long_each_step_took_and_share_the_decoded_pictures(made):
+    said = [json.loads(line) for line in (made / "said").read_text().splitlines() if line.startswith('{"row"')]
+    assert [(line["row"], list(line["seconds"])) for line in said] == [
+        *((row, ["training"]) for row in TINY),
+        *((row, ["localize", "shape", "certify"]) for row in TINY if row != "ERM"),
+    ]
+    decoded = (made / "runs" / "cache").glob("decoded-*.bin")
+    assert len(list(decoded)) == 4  # train as it is augmented, and every split as it is measured
+
+
+def test_parcels_hold_whole_runs_without_weights_and_no_more_than_they_may(made, tmp_path):
+    folders = [folder_of(made / "runs", row, 0) for row in TINY]
+    (whole,) = pack(folders, tmp_path)
+    most = int(0.6 * whole.stat().st_size)
+    parcels = pack(folders, tmp_path, most)
+    assert sorted(tmp_path.iterdir()) == parcels
+    assert len(parcels) > 1
+    assert all(parcel.stat().st_size <= most for parcel in parcels)
+    held = []
+    for parcel in parcels:
+        with tarfile.open(parcel) as file:
+            held += file.getnames()
+    assert len(held) == len(set(held))
+    assert {name.split("/")[0] for name in held} == {folder.name for folder in folders}
+    assert {Path(name).suffix for name in held} == {".json", ".jsonl", ".csv"}
+    (one,) = pack(folders[:1], tmp_path)
+    assert list(tmp_path.iterdir()) == [one]
 
 
 def test_the_table_is_made_from_copies_without_weights_or_data(made, capsys, tmp_path):

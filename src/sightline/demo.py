@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from .audit.maps import as_seen, sheet
+from .audit.maps import as_seen, sheet, with_parts
 from .cli import compare, show, train
-from .config import Compare, Demo, EarlyMask, Erm, Probe, Train
+from .config import Compare, Demo, EarlyMask, Erm, Ifam, Probe, Train
 from .data.toy import make_toy
 from .data.toyset import write_toy
 from .errors import UserError
@@ -22,7 +22,13 @@ from .weights import load_backbone
 from .what.pool import LateMask
 
 BACKBONE = "sightline-nano"
-SIDE = 64  # of the pictures in pixels: quick on any processor
+SIDE = 96  # of the pictures in pixels
+# Settings were chosen on validation data of these pictures. The parts are not taught by the class: in so few pictures,
+# the place would teach them to look at it. Nothing of the selector is tuned, and it looks once, because that is quick.
+PARTS = {
+    "parts": 6, "epochs": 8, "batch": 64, "lr": 3e-4, "head_lr": 10.0, "prototype_lr": 10.0, "classify_parts": 0.0,
+    "tune_selector": "nothing", "look_again": False, "zoom": False,
+}  # fmt: skip
 MARKER = "made-by-the-demo.txt"
 
 
@@ -38,7 +44,7 @@ def demo(command: Demo) -> int:
 
 
 def lessons(command: Demo, data: Path) -> dict[str, Train]:
-    cache, seed, brief = command.out / "cache", command.seed, {"epochs": 5, "batch": 64, "lr": 3e-4}
+    cache, seed, brief = command.out / "cache", command.seed, {"epochs": 4, "batch": 64, "lr": 3e-4}
 
     def asked(kind: type[Train], name: str, **settings) -> Train:
         return kind(
@@ -50,10 +56,15 @@ def lessons(command: Demo, data: Path) -> dict[str, Train]:
             asked(Probe, "probe")
         ),
         "3. ERM: the same ViT trained on whole pictures, the ordinary way.": asked(Erm, "erm", **brief),
-        "4. Shown the bird's patches only (true masks). Every border patch still smuggles a little of the place in.": (
+        "4. iFAM: finds the parts of birds by itself, from no masks, and answers from their pixels alone.": (
+            asked(Ifam, "ifam", **PARTS)
+        ),
+        "5. Shown the bird's patches (true masks). Every border patch smuggles a little of the place in.": (
             asked(EarlyMask, "patches", **brief)
         ),
-        "5. Shown the bird's pixels only.": asked(EarlyMask, "pixels", pixels=True, at_least=0.1, **brief),
+        "6. Shown the bird's pixels (true masks): what iFAM could reach.": (
+            asked(EarlyMask, "pixels", pixels=True, at_least=0.1, **brief)
+        ),
     }
 
 
@@ -76,30 +87,31 @@ def train_and_tell(title: str, run: Train) -> Path:
 
 def prove(command: Demo) -> int:
     """Early hiding is blind, late hiding is not."""
-    print("\n6. The proof, on the two models that were shown the bird, and on the usual way.\n")
+    print("\n7. The proof, on the models that see only the bird, and on the usual way.\n")
     number = torch.arange(16)
     toy = make_toy(16, size=SIDE, seed=command.seed + 7, labels=number % 2, places=number // 2 % 2)
     images = toy.images.float() / 255
     verdicts, shown = [], {"the picture": images}
     captions = {
+        "ifam": "what iFAM found",
         "patches": "what whole patches show: every border smuggles background in",
-        "pixels": "what Sightline shows",
+        "pixels": "what true masks show",
     }
     for name, caption in captions.items():
         method = load(command.out / name).method
-        assert isinstance(method, GivenMask)
-        sight = method.look_at(images, toy.masks)
+        sight = method.look_at(images, toy.masks) if isinstance(method, GivenMask) else method.look(images)
+        if sight.parts is not None:
+            shown["its parts"] = with_parts(images, sight)
         shown[caption] = as_seen(images, sight)
-        verdicts.append(tell(command, name, f"Shown {name} (run {name}):", method, images, sight))
+        verdicts.append(tell(command, name, f"{caption.capitalize()} (run {name}):", method, images, sight))
     vit = load_backbone(BACKBONE, classes=2, seed=command.seed)
     patches = Sight.of_pixels(toy.masks, vit.grid(images), at_least=0.5, exact=False)
     torch.manual_seed(command.seed)
     usual = "The usual way, untrained: see everything, then average only the bird's patches."
     verdicts.append(tell(command, "late", usual, LateMask(vit, 2), images, patches))
-    large = {caption: row[:7].repeat_interleave(2, 2).repeat_interleave(2, 3) for caption, row in shown.items()}
-    sheet(large).save(command.out / "sight.png")
+    sheet({caption: row[:8] for caption, row in shown.items()}).save(command.out / "sight.png")
     print(f"\nRuns, certificates and a picture (sight.png) are in {command.out}.")
-    return int(verdicts != ["blind", "blind", "leaks"])
+    return int(verdicts != ["blind", "blind", "blind", "leaks"])
 
 
 def tell(command: Demo, name: str, caption: str, what, images: torch.Tensor, sight: Sight) -> str:

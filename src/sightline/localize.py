@@ -98,6 +98,7 @@ def localize(
     published: bool = False,
     batch: int = 64,
     workers: int = 0,
+    cache: Path | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Localization:
@@ -107,7 +108,7 @@ def localize(
     `published` measures key points in the geometry of the published code, which is half a cell off.
     """
     chosen, notes = _with_masks(rows, np.asarray(indices))
-    watch = _Watch(method, rows, expects, accelerator, batch, workers, published)
+    watch = _Watch(method, rows, expects, accelerator, batch, workers, cache, published)
     columns = watch(chosen)
     places, columns = _split_off(columns)
     if places is not None and fit is not None and len(fit):
@@ -154,6 +155,7 @@ class _Watch:
     accelerator: Accelerator
     batch: int
     workers: int
+    cache: Path | None
     published: bool
 
     @torch.no_grad()
@@ -174,18 +176,20 @@ class _Watch:
 
     def _batches(self, indices: np.ndarray, to_close: ExitStack) -> Iterator[tuple[Batch, Tensor | None]]:
         """With true masks; and beside them those that the method is told by, if it is."""
-        device = self.accelerator.device
-        sources = [self.rows, shown(self.method, self.rows)] if needs_masks(self.method) else [self.rows]
+        is_told = needs_masks(self.method)
+        given = shown(self.method, self.rows) if is_told else self.rows
         opened = [
             answering_batches(
-                rows, indices, self.expects, self.accelerator, batch=self.batch, workers=self.workers, masks=True
+                rows, indices, self.expects, self.accelerator,
+                batch=self.batch, workers=self.workers, cache=self.cache, masks=True,
             )
-            for rows in sources
-        ]
+            for rows in ([self.rows] if given is self.rows else [self.rows, given])
+        ]  # fmt: skip
         for batches in opened:
             to_close.callback(batches.close)
-        for truth, *told in zip(*(batches.epoch(0) for batches in opened), strict=True):
-            yield truth.to(device), told[0].to(device).masks if told else None
+        for several in zip(*(batches.epoch(0) for batches in opened), strict=True):
+            moved = [batch.to(self.accelerator.device) for batch in several]
+            yield moved[0], moved[-1].masks if is_told else None
 
 
 def _split_off(columns: Columns) -> tuple[Places | None, Columns]:
@@ -280,24 +284,30 @@ def localize_run(command: Localize) -> tuple[Localization, Path]:
     found = localize(
         model.method, asked.rows, indices, model.expects, accelerator,
         fit=asked.rows.where("train") if command.split != "train" else None,
-        published=command.published, batch=command.batch, workers=command.workers,
+        published=command.published, batch=command.batch, workers=command.workers, cache=command.cache,
     )  # fmt: skip
     if accelerator.is_main_process:
         splits = before.get("splits", {}) | {command.split: found.to_dict()}
         content = {"data": asked.rows.name, "fingerprint": asked.fingerprint, "splits": splits}
         save_plainly(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        save_pictures(path.parent / "localization" / f"{command.split}.csv", found)
+        save_pictures(path.parent / "localization" / f"{command.split}.csv", found, maps=command.maps)
     accelerator.wait_for_everyone()
     return found, path
 
 
-def save_pictures(path: Path, found: Localization) -> None:
+def save_pictures(path: Path, found: Localization, *, maps: bool) -> None:
+    """Figures of the sight, and those of each of the `maps` only where they are asked for: there may be many."""
     from .assess import as_csv, make_folder, save_plainly
 
-    names = list(found.pictures)
-    lines = [dict(zip(names, values, strict=True)) for values in zip(*found.pictures.values(), strict=True)]
+    names = [name for name in found.pictures if maps or name == "image" or name in FIGURES]
+    columns = [[_brief(value) for value in found.pictures[name]] for name in names]
+    lines = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     make_folder(path.parent)
     save_plainly(path, as_csv(names, lines))
+
+
+def _brief(value: Any) -> Any:
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def figures_before(path: Path, asked: Asked) -> dict[str, Any]:

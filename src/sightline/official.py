@@ -64,7 +64,7 @@ def import_published(command: Import) -> Path:
         raise UserError(f"{command.file}: answers with {classes} classes, and {command.data} has {len(rows.classes)}")
     kind = Ifam if isinstance(model, IFam) else Pdiscoformer
     parts, backbone = model.where.parts, command.like or Path(command.file).stem
-    settings = kind(command.data, backbone, command.out, command.layout, parts=parts, tune_selector=True)
+    settings = kind(command.data, backbone, command.out, command.layout, parts=parts, tune_selector="all")
     expects = as_tested(model.where.vit.config, command)
     run = begin(settings, rows)
     run.note(

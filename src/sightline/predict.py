@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -101,12 +102,17 @@ def answering_batches(
     *,
     batch: int,
     workers: int,
-    cache: Cache | None = None,
+    cache: Cache | Path | None = None,
     masks: bool = False,
 ) -> Batches:
-    """Every row once, as the model expects to see it; this process's share."""
+    """Every row once, as the model expects to see it; this process's share. A folder to `cache` in is that of
+    training, or like it: what is decoded there already is not decoded again."""
+    canvas = Canvas.of(expects)
+    if isinstance(cache, Path):
+        with accelerator.main_process_first():
+            cache = Cache.open(rows, canvas, cache, indices, workers=max(1, workers))
     return Batches(
-        rows, indices, Canvas.of(expects), max(batch, accelerator.num_processes), shuffle=False, seed=0,
+        rows, indices, canvas, max(batch, accelerator.num_processes), shuffle=False, seed=0,
         workers=workers, cache=cache, rank=accelerator.process_index, world=accelerator.num_processes, masks=masks,
     )  # fmt: skip
 

@@ -71,6 +71,7 @@ def shapes(
     *,
     batch: int = 64,
     workers: int = 0,
+    cache: Path | None = None,
 ) -> np.ndarray:
     """float32 [n, H·W]: how much of each patch may be seen; where whole patches are kept, that is `keep` itself."""
 
@@ -79,8 +80,9 @@ def shapes(
         return cell_share(sight.visible(size), patch_grid(sight, {}, size)).flatten(1)
 
     batches = answering_batches(
-        shown(method, rows), indices, expects, accelerator, batch=batch, workers=workers, masks=needs_masks(method)
-    )
+        shown(method, rows), indices, expects, accelerator,
+        batch=batch, workers=workers, cache=cache, masks=needs_masks(method),
+    )  # fmt: skip
     try:
         return over_batches(shape, batches, accelerator)
     finally:
@@ -105,8 +107,11 @@ def label_from_shape(rows: Rows, seen: dict[str, np.ndarray], split: str) -> tup
     return answers(best, split), best
 
 
-def shape_run(command: Shape) -> tuple[FromShape, Path]:
-    """A trained model on a split of its own data or of others, and the file that says so."""
+def shape_run(command: Shape, seen: dict[str, np.ndarray] | None = None) -> tuple[FromShape, Path]:
+    """A trained model on a split of its own data or of others, and the file that says so.
+
+    `seen` are its shapes by split, where they are known from another call; those that are not are put there.
+    """
     from .assess import data_asked_for, folder_for, make_folder, measure, opened, save_plainly
 
     accelerator, model = opened(command.run, command.device)
@@ -117,13 +122,12 @@ def shape_run(command: Shape) -> tuple[FromShape, Path]:
             raise UserError(f"{asked.path}: no pictures in the split {split!r}, which the probe of the shape needs")
     path = folder_for(command, model.run, asked) / "shape" / f"{command.split}.json"
     figures_before(path, asked)  # or it says that they are of other data
-    seen = {
-        split: shapes(
+    seen = {} if seen is None else seen
+    for split in [split for split in needed if split not in seen]:
+        seen[split] = shapes(
             model.method, rows, rows.where(split), model.expects, accelerator,
-            batch=command.batch, workers=command.workers,
-        )
-        for split in needed
-    }  # fmt: skip
+            batch=command.batch, workers=command.workers, cache=command.cache,
+        )  # fmt: skip
     if (seen["train"] == 1).all():
         raise UserError(f"{command.run}: sees everything, so its sight has no shape")
     answers, linear = label_from_shape(rows, seen, command.split)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from colorsys import hsv_to_rgb
 
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -18,6 +20,17 @@ def as_seen(images: Tensor, sight: Sight) -> Tensor:
     """The images with everything that is hidden greyed out: what the prediction was made from, and no more."""
     visible = sight.visible(images.shape[-2:])
     return torch.where(visible[:, None], images, torch.full_like(images, HIDDEN))
+
+
+def with_parts(images: Tensor, sight: Sight) -> Tensor:
+    """What may be seen, each pixel tinted by the part that it is most of; the rest greyed out."""
+    assert sight.parts is not None, "a picture of parts needs parts"
+    size = (images.shape[-2], images.shape[-1])
+    part = F.interpolate(sight.parts[:, :-1].float(), size, mode="bilinear").argmax(dim=1)
+    K = sight.parts.shape[1] - 1
+    colours = torch.tensor([hsv_to_rgb(k / K, 0.9, 1.0) for k in range(K)])
+    tint = colours.to(images)[part].movedim(-1, 1)
+    return as_seen(0.45 * images + 0.55 * tint, sight)
 
 
 def sheet(rows: dict[str, Tensor], gap: int = 6) -> Image.Image:

@@ -34,6 +34,10 @@ class Localize(Evaluate):
     """Folder for localization.json. Default: the run, if these are its own data."""
     published: bool = False
     """Key points in the geometry of the published iFAM code, which is half a cell off."""
+    maps: bool = False
+    """Picture by picture, too, each map's figures, not only those of the sight."""
+    cache: Path | None = None
+    """Take decoded pictures from this folder, such as the one of training, and keep them there."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Shape(Evaluate):
     """The probe is fitted on train and tuned on val."""
     out: Path | None = None
     """Folder for shape/SPLIT.json and .csv. Default: the run, if these are its own data."""
+    cache: Path | None = None
+    """Take decoded pictures from this folder, such as the one of training, and keep them there."""
 
 
 @dataclass(frozen=True)

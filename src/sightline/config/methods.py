@@ -150,8 +150,9 @@ class Pdiscoformer(Loop):
     shaping: Shaping = field(default_factory=Shaping)
     classify_parts: float = 1.0
     """How much the answer of the parts themselves counts in training."""
-    tune_selector: bool = False
-    """Train all of the ViT that discovers parts, not only its tokens and positions."""
+    tune_selector: Literal["nothing", "tokens", "all"] = "tokens"
+    """What is trained of the ViT that discovers parts: its tokens and positions, as in the papers, all of it, or
+    nothing, which is quickest."""
     look_size: int | None = None
     """Side of the pictures in which parts are discovered, in pixels: more makes finer parts. Default: as --size."""
     registers: bool = True

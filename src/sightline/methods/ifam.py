@@ -21,7 +21,15 @@ from ..vit import Input, ViT, ViTConfig
 from ..what.masked import MaskedViT, SoftlyMaskedViT
 from ..what.zoom import Zoom, passing, zoom_boxes, zoom_in
 from ..where.fine import Fine, fine_share
-from ..where.parts import PartDiscovery, Parts, foreground, hard_keep, soft_keep, straight_through
+from ..where.parts import (
+    PartDiscovery,
+    Parts,
+    foreground,
+    hard_keep,
+    in_full_precision,
+    soft_keep,
+    straight_through,
+)
 from .erm import backbone_groups, note_backbone, open_backbone
 from .pdiscoformer import Draws, How, PartLearner, exact, refuse_hopeless_parts, resembling, selector
 
@@ -95,8 +103,8 @@ class IFam(PartLearner):
     def losses(self, images: Tensor, labels: Tensor, draws: Draws) -> dict[str, Tensor]:
         parts, losses = self.discovery(images, labels, draws)
         seen, keep, keep_pixels = self.shown(images, parts, draws)
-        # Removal would save little here and wait for the device in every step.
-        hide = "mask" if keep.dtype == torch.bool else "weighted"
+        # On a GPU removal would save little, and wait for it in every step.
+        hide = None if keep.dtype != torch.bool else "mask" if images.is_cuda else "removal"
         logits = self.what.vit(seen, keep, keep_pixels, hide=hide).logits
         return losses | {"answer": F.cross_entropy(logits.float(), labels)}
 
@@ -134,15 +142,21 @@ class IFam(PartLearner):
         return [*super().parameter_groups(head_lr), *backbone_groups(self.what.vit, head_lr)]
 
 
+@in_full_precision
 def put_back(shares: Tensor, windows: Tensor) -> Tensor:
     """[B, h, w]: what was found in enlarged windows, at its place in the picture; 0 outside of them."""
-    h, w = shares.shape[1:]
     left, top, right, bottom = windows.to(shares.dtype).unbind(dim=1)
-    rows, columns = (
-        resizing(-start * side / (end - start), side * side / (end - start), side, side).nan_to_num(0.0)
-        for start, end, side in ((top, bottom, h), (left, right, w))
-    )
+    rows, columns = shrinking(top, bottom, shares.shape[1]), shrinking(left, right, shares.shape[2])
     return torch.einsum("byh,bhw,bxw->byx", rows, shares, columns)
+
+
+def shrinking(start: Tensor, end: Tensor, side: int) -> Tensor:
+    """[B, side, side]: each pixel's weights over those of the enlarged stretch [start, end); 0 outside of it."""
+    scale = side / (end - start)
+    weights = resizing(-start * scale, side * scale, side, side)
+    places = torch.arange(side, device=start.device)
+    # Antialiasing reaches over the window's edge, and finds nothing at all farther out.
+    return weights.where(((places >= start[:, None]) & (places < end[:, None]))[..., None], 0.0)
 
 
 def predictor(vit: ViT, config: dict[str, Any], classes: int) -> MaskedViT | SoftlyMaskedViT:

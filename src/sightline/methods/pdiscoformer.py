@@ -160,8 +160,8 @@ class PDiscoFormer(PartLearner):
 def selector(vit: ViT, config: dict[str, Any], classes: int) -> PartDiscovery:
     """Part discovery on this backbone, whose head is left behind."""
     bare = resembling(vit, replace(vit.config, classes=0, registers=vit.config.registers * config["registers"]))
-    if not config["tune_selector"]:
-        freeze(bare)
+    if config["tune_selector"] != "all":
+        freeze(bare, tokens=config["tune_selector"] == "nothing")
     return PartDiscovery(
         bare,
         config["parts"],

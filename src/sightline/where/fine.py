@@ -43,7 +43,7 @@ def guided(shares: Tensor, images: Tensor, radius: int, smooth: float) -> Tensor
     applied at the full one. Written here because it is one formula; the libraries that have it bring much else along.
     """
     step = 4 if min(images.shape[2:]) >= 64 else 2
-    small = F.avg_pool2d(images, step)
+    small = F.adaptive_avg_pool2d(images, (images.shape[2] // step, images.shape[3] // step))
     coarse = F.interpolate(shares[:, None], small.shape[2:], mode="bilinear")
     window = 2 * max(1, round(radius / step)) + 1
 
@@ -63,9 +63,15 @@ def guided(shares: Tensor, images: Tensor, radius: int, smooth: float) -> Tensor
 
 
 def solve3(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """[..., 3, 3], symmetric, and [..., 3] -> [..., 3]: by Cramer's rule, quicker for a million small systems than a
-    solver."""
-    a, b, c = matrices.unbind(dim=-2)
-    across = torch.stack([torch.linalg.cross(b, c), torch.linalg.cross(c, a), torch.linalg.cross(a, b)], dim=-2)
-    determinant = (a * across[..., 0, :]).sum(dim=-1, keepdim=True)
-    return (across * vectors[..., None]).sum(dim=-2) / determinant
+    """[..., 3, 3], symmetric and positive, and [..., 3] -> [..., 3]: by LDLᵀ, written out, which is quicker for a
+    million small systems than a solver, and exact where colours are all grey, unlike Cramer's rule."""
+    (a, b, c), (_, d, e), (_, _, f) = (row.unbind(dim=-1) for row in matrices.unbind(dim=-2))
+    x, y, z = vectors.unbind(dim=-1)
+    ba, ca = b / a, c / a
+    d, e = d - b * ba, e - b * ca
+    ed = e / d
+    f = f - c * ca - e * ed
+    y = y - ba * x
+    z = (z - ca * x - ed * y) / f
+    y = y / d - ed * z
+    return torch.stack([x / a - ba * y - ca * z, y, z], dim=-1)

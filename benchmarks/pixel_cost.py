@@ -1,0 +1,182 @@
+"""What iFAM's sight costs when it is exact to the pixel, against whole patches in the same run.
+
+    python benchmarks/pixel_cost.py                                       # ViT-Ti at 224, batch 1 and 16, on the CPU
+    python benchmarks/pixel_cost.py --device cuda --precision bf16 --batches 1 16 64
+
+Every round times every variant once, in a new random order; a ratio is the median over rounds of variant / patches of
+the same round, with the interval that covers the middle 80 % of rounds. What is judged are sights made of the true
+masks of toy pictures, so that the cost does not hang on what an untrained model happens to see. A training step is
+forward and backward, without the optimiser, with prototypes that roughly find the same things. There patches cost more
+than they need to: their mask passes a gradient, so that nothing can be removed; that of pixels passes none by default.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from record import record
+from sightline.config import Ifam
+from sightline.data.toy import Toy, make_toy
+from sightline.lessons import Lesson, When
+from sightline.methods.ifam import IFam, Pixels, predictor
+from sightline.methods.pdiscoformer import How, selector
+from sightline.sight import Sight, cell_share
+from sightline.weights import load_backbone
+from sightline.where.fine import Fine, fine_share
+from speed import timed
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "patches": {"sight": "patches"},
+    "pixels": {"zoom": False, "look_again": False},
+    "pixels, zoom": {"look_again": False},
+    "pixels, zoom, look again": {},
+}
+ASKED = {"pixels": 1.15}
+
+Runs = dict[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class PixelCost:
+    backbone: str = "random:augreg-ti16"
+    """By name or file; random:NAME does as well."""
+    batches: tuple[int, ...] = (1, 16)
+    rounds: int = 15
+    device: str = "cpu"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: by autocast."""
+    out: Path | None = None
+    """Write the figures there, as JSON."""
+
+
+def ifam(config: PixelCost, toy: Toy, images: Tensor, told: dict[str, Any]) -> IFam:
+    """Its prototypes are the mean patches of things and of backgrounds."""
+    settings, vit = asdict(Ifam(Path("toy"), **told)), load_backbone(config.backbone)
+    parts = selector(vit, settings, 2), predictor(vit, settings, 2)
+    model = IFam(*parts, How.of(settings), Pixels.of(settings)).to(config.device)
+    with torch.no_grad():
+        features = model.where.discover(images).features
+        inside = cell_share(toy.masks.to(images.device), features.shape[2:]) > 0.5
+        tokens = features.movedim(1, -1)
+        found = [tokens[inside].mean(dim=0)] * model.where.parts + [tokens[~inside].mean(dim=0)]
+        model.where.prototypes.copy_(torch.stack(found))
+    return model
+
+
+def true_sight(model: IFam, images: Tensor, masks: Tensor) -> Sight:
+    grid, pixels = model.what.vit.grid(images), model.pixels
+    return Sight.of_pixels(masks, grid, at_least=0.5 if pixels is None else pixels.fine.at_least, exact=bool(pixels))
+
+
+def answering(models: dict[str, IFam], images: Tensor, toy: Toy) -> Runs:
+    """Looking and judging, and of that the filter that follows the picture's edges."""
+    masks, runs = toy.masks.to(images.device), {}
+    for name, model in models.items():
+        sight = true_sight(model, images, masks)
+        runs[name] = lambda model=model, sight=sight: (model.look(images), model.judge(images, sight))
+    coarse = cell_share(masks, models["patches"].where.grid(images))
+    runs["of which following edges, once"] = lambda: fine_share(coarse, images, Fine())
+    return runs
+
+
+def training(models: dict[str, IFam], images: Tensor, toy: Toy) -> Runs:
+    n = len(images)
+    when, places = When(seed=0, epoch=0, step=0, epochs=1, steps=1, places=torch.arange(n)), torch.arange(n)
+    lesson = Lesson(images, toy.labels.to(images.device), None, None, places.to(images.device), when)
+
+    def step(model: IFam) -> None:
+        model.zero_grad()
+        model(lesson)["loss"].backward()
+
+    return {name: lambda model=model: step(model) for name, model in models.items()}
+
+
+def ratios(runs: Runs, config: PixelCost) -> list[dict[str, Any]]:
+    for run in runs.values():
+        run(), run()
+    repeats = max(1, round(0.05 / timed(runs["patches"], config.device, 2)))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    order = random.Random(0)
+    for _ in range(config.rounds):
+        for name in order.sample(list(runs), len(runs)):
+            times[name].append(timed(runs[name], config.device, repeats))
+    rows = []
+    for name, values in times.items():
+        relative = sorted(value / patches for value, patches in zip(values, times["patches"], strict=True))
+        tenth = len(relative) // 10
+        rows.append(
+            {
+                "variant": name,
+                "milliseconds": round(1000 * statistics.median(values), 2),
+                "ratio_to_patches": round(statistics.median(relative), 3),
+                "middle_80_percent": [round(relative[tenth], 3), round(relative[-1 - tenth], 3)],
+                "rounds": config.rounds,
+            }
+        )
+    return rows
+
+
+def measure(config: PixelCost, batch: int) -> list[dict[str, Any]]:
+    side = load_backbone(config.backbone).config.input.size[0]
+    toy = make_toy(batch, size=side)
+    images = (toy.images.float() / 255).to(config.device)
+    models = {name: ifam(config, toy, images, told) for name, told in VARIANTS.items()}
+    rows = []
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        for what, runs in (("look and judge", answering), ("training step", training)):
+            for model in models.values():
+                model.train(what == "training step")
+            with torch.set_grad_enabled(what == "training step"):
+                found = ratios(runs(models, images, toy), config)
+            masks = toy.masks.to(images.device) if what == "look and judge" else None
+            shares = {name: {"patches_visible": kept(model, images, masks)} for name, model in models.items()}
+            rows += [{"what": what, "batch": batch} | row | shares.get(row["variant"], {}) for row in found]
+    return rows
+
+
+@torch.no_grad()
+def kept(model: IFam, images: Tensor, masks: Tensor | None) -> float:
+    """Which share of the patches the second stage may see, of true masks or else by itself: much of the cost."""
+    sight = model.look(images) if masks is None else true_sight(model, images, masks)
+    told = sight.on_grid(model.what.vit.grid(images), (images.shape[2], images.shape[3]))
+    return round(model.what.seen(images, *told).keep.float().mean().item(), 3)
+
+
+def verdicts(rows: list[dict]) -> list[dict]:
+    return [
+        {"what": row["what"], "batch": row["batch"], "variant": row["variant"], "asked": f"at most {most}"}
+        | {"ratio_to_patches": row["ratio_to_patches"], "met": row["ratio_to_patches"] <= most}
+        for row in rows
+        for name, most in ASKED.items()
+        if row["variant"] == name
+    ]
+
+
+def main() -> None:
+    config = tyro.cli(PixelCost, description=__doc__)
+    rows = [row for batch in config.batches for row in measure(config, batch)]
+    table = Table("what", "batch", "variant", "ms", "ratio to patches", "middle 80 %", "patches visible", box=None)
+    for row in rows:
+        names = ("what", "batch", "variant", "milliseconds", "ratio_to_patches", "middle_80_percent")
+        table.add_row(*(str(row[name]) for name in names), str(row.get("patches_visible", "")))
+    Console(highlight=False, width=140).print(table)
+    for verdict in verdicts(rows):
+        print(verdict)
+    if config.out:
+        facts = {"backbone": config.backbone, "precision": config.precision, "verdicts": verdicts(rows), "rows": rows}
+        record(config.out, config.device, facts)
+
+
+if __name__ == "__main__":
+    main()
