@@ -14,7 +14,7 @@ from sightline.data.toyset import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods.ifam import IFam, Pixels, build_ifam, predictor, put_back, refuse_hopeless_pixels
-from sightline.methods.pdiscoformer import Draws, How, exact, selector
+from sightline.methods.pdiscoformer import Draws, How, exact, refuse_odd_look, selector
 from sightline.sight import cell_share
 from sightline.verify import verify
 from sightline.what.zoom import Zoom, zoom_boxes, zoom_in
@@ -374,3 +374,13 @@ def test_a_hopeless_wish_is_refused_on_the_command_line(tmp_path):
     code, _, err = typed("train", "ifam", toy, *SMALL, "--sight", "patches", "--look-size", 128)
     assert code != 0
     assert "--look-size" in err
+
+
+def test_parts_in_another_size_must_divide_the_picture():
+    vit = small_vit(classes=0)
+    patch, expects = vit.config.patch, replace(vit.config.input, size=(32, 32))
+    for side in (None, 32, 64):
+        refuse_odd_look(Ifam(Path("data"), look_size=side), vit, expects)
+    for side in (3, 32 + patch // 2, 40, 48):
+        with pytest.raises(UserError, match="such as 64"):
+            refuse_odd_look(Ifam(Path("data"), look_size=side), vit, expects)

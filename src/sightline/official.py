@@ -65,6 +65,8 @@ def import_published(command: Import) -> Path:
     kind = Ifam if isinstance(model, IFam) else Pdiscoformer
     parts, backbone = model.where.parts, command.like or Path(command.file).stem
     settings = kind(command.data, backbone, command.out, command.layout, parts=parts, tune_selector="all")
+    if isinstance(settings, Ifam):
+        settings = replace(settings, sight="patches")
     expects = as_tested(model.where.vit.config, command)
     run = begin(settings, rows)
     run.note(

@@ -31,7 +31,7 @@ from ..where.parts import (
     straight_through,
 )
 from .erm import backbone_groups, note_backbone, open_backbone
-from .pdiscoformer import Draws, How, PartLearner, exact, refuse_hopeless_parts, resembling, selector
+from .pdiscoformer import Draws, How, PartLearner, exact, refuse_hopeless_parts, refuse_odd_look, resembling, selector
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -183,6 +183,7 @@ def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> t
     if config.mask_dropout is not None and not 0 <= config.mask_dropout < 1:
         raise UserError(f"--mask-dropout {config.mask_dropout}: must be at least 0 and below 1")
     vit, expects = open_backbone(config, 0)
+    refuse_odd_look(config, vit, expects)
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
     pixels = Pixels.of(settings)

@@ -160,7 +160,7 @@ class PDiscoFormer(PartLearner):
 def selector(vit: ViT, config: dict[str, Any], classes: int) -> PartDiscovery:
     """Part discovery on this backbone, whose head is left behind."""
     bare = resembling(vit, replace(vit.config, classes=0, registers=vit.config.registers * config["registers"]))
-    if config["tune_selector"] != "all":
+    if config["tune_selector"] not in ("all", True):  # True: what runs called it before there were three choices
         freeze(bare, tokens=config["tune_selector"] == "nothing")
     return PartDiscovery(
         bare,
@@ -200,9 +200,21 @@ def refuse_hopeless_parts(config: Pdiscoformer, accelerator: Accelerator, *, tau
         print("note: with --accumulate, every part has to be present in each piece of a batch, not only in the whole")
 
 
+def refuse_odd_look(config: Pdiscoformer, vit: ViT, expects: Input) -> None:
+    """Parts found in another size must still be whole cells of the picture."""
+    side, patch = config.look_size, vit.config.patch
+    if side is None:
+        return
+    if side < patch or side % patch or any(length % (side // patch) for length in expects.size):
+        raise UserError(
+            f"--look-size {side}: its patches must divide the picture evenly, such as {2 * expects.size[0]}"
+        )
+
+
 def make_pdiscoformer(config: Pdiscoformer, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     refuse_hopeless_parts(config, accelerator)
     vit, expects = open_backbone(config, 0)
+    refuse_odd_look(config, vit, expects)
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
     settings = asdict(config)

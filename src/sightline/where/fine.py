@@ -48,7 +48,9 @@ def guided(shares: Tensor, images: Tensor, radius: int, smooth: float) -> Tensor
     window = 2 * max(1, round(radius / step)) + 1
 
     def mean(x: Tensor) -> Tensor:
-        return F.avg_pool2d(x, window, 1, window // 2, count_include_pad=False)
+        for size in ((window, 1), (1, window)):  # a square's mean is the mean of its rows' means
+            x = F.avg_pool2d(x, size, 1, (size[0] // 2, size[1] // 2), count_include_pad=False)
+        return x
 
     products = torch.einsum("bchw,bdhw->bcdhw", small, small).flatten(1, 2)
     means = mean(torch.cat([small, coarse, small * coarse, products], dim=1))
