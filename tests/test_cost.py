@@ -76,7 +76,7 @@ def test_a_quarter_of_the_patches_costs_less_than_a_quarter(vit, images):
 
 
 def test_ifam_pays_for_its_selector_and_for_what_it_sees():
-    settings, vit = asdict(Ifam(Path("data"), parts=3)), small_vit(classes=0)
+    settings, vit = asdict(Ifam(Path("data"), parts=3, sight="patches")), small_vit(classes=0)
     model = IFam(selector(vit, settings, 3), predictor(vit, settings, 3), How.of(settings)).eval()
     images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     both, dense = cost(model, images), cost(Classifier(small_vit(classes=3)), images)
@@ -159,4 +159,4 @@ def test_evaluate_says_what_an_answer_costs(tmp_path):
         found = json.loads((run / "metrics.json").read_text())["cost"]
         assert [found[split]["n"] for split in ("test", "val")] == [16, 8]
         assert 0 < found["test"]["coverage"] < 1
-        assert 0 < found["test"]["gflops"] < 0.2
+        assert 0 < found["test"]["gflops"] < 0.5  # iFAM looks twice
