@@ -19,6 +19,7 @@ from sightline.sight import cell_share
 from sightline.verify import verify
 from sightline.what.zoom import Zoom, zoom_boxes, zoom_in
 from sightline.where.fine import Fine, fine_share
+from sightline.where.parts import foreground
 
 from .commands import QUICK, SMALL, typed
 from .conftest import small_vit
@@ -322,7 +323,7 @@ def test_the_gradient_is_that_of_the_pixels_shares(images, zoom, look_again):
         masks = [mask.requires_grad_() for mask in model.pixel_masks(images, parts.scores, drawn)]
         pictures, windows = images, None
         if look_again:
-            pictures, windows = model.closer(images, model.share(images, parts.scores, kept))
+            pictures, windows = model.closer(images, fine_share(foreground(parts.scores, kept), images, model.pixels.fine))
         features = where.discover(pictures).features
     seen = model.what.seen(images, *masks)
     logits = model.what.vit(seen.images, seen.keep, seen.keep_pixels).logits
@@ -382,5 +383,8 @@ def test_parts_in_another_size_must_divide_the_picture():
     for side in (None, 32, 64):
         refuse_odd_look(Ifam(Path("data"), look_size=side), vit, expects)
     for side in (3, 32 + patch // 2, 40, 48):
-        with pytest.raises(UserError, match="such as 64"):
+        with pytest.raises(UserError, match=f"--look-size {side}.* such as 64"):
             refuse_odd_look(Ifam(Path("data"), look_size=side), vit, expects)
+    uneven = replace(expects, size=(32 + patch // 2,) * 2)
+    with pytest.raises(UserError, match=f"--size {32 + patch // 2}: the {patch}-pixel patches of parts must divide it"):
+        refuse_odd_look(Ifam(Path("data")), vit, uneven)

@@ -20,7 +20,8 @@ from sightline.load import load
 from sightline.methods.pdiscoformer import refuse_hopeless_parts
 from sightline.predict import make_accelerator
 from sightline.train import cosine, set_rate, train
-from sightline.vit import Block
+from sightline.vit import Block, ViT
+from sightline.weights import load_backbone, save_backbone
 from sightline.where import parts as parts_file
 
 from .commands import QUICK, SMALL, typed
@@ -51,6 +52,23 @@ def test_a_run_comes_back_as_it_was(toy, tmp_path):
     code, _, err = typed("evaluate", folder, *QUICK)
     assert code == 0, err
     assert (folder / "predictions" / "test.csv").read_bytes() == before
+
+
+def test_another_backbone_may_look(toy, tmp_path):
+    """Also one with other patches: where to look and what is there share nothing but the picture."""
+    other = ViT(replace(load_backbone("random:nano").config, classes=0, patch=16, width=48, heads=3, depth=2))
+    save_backbone(other, tmp_path / "other.safetensors")
+    told = small(toy, tmp_path / "run", where=str(tmp_path / "other.safetensors"), epochs=1)
+    folder = train(told)
+    model = load(folder)
+    assert model.method.where.vit.config.patch == 16
+    assert model.method.what.vit.config.patch == 8
+    before = (folder / "predictions" / "test.csv").read_bytes()
+    code, _, err = typed("evaluate", folder, *QUICK)
+    assert code == 0, err
+    assert (folder / "predictions" / "test.csv").read_bytes() == before
+    with pytest.raises(UserError, match="--where: another backbone's patches"):
+        train(replace(told, out=tmp_path / "no", sight="patches"))
 
 
 class Stop(Exception):

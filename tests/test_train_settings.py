@@ -13,7 +13,7 @@ from sightline.data.augment import Pictures
 from sightline.data.images import decode, read_picture, to_tensor
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.lessons import refuse_processes_apart, view
+from sightline.lessons import Learner, refuse_processes_apart, view
 from sightline.train import train
 from sightline.vit import Input
 from sightline.weights import load_backbone
@@ -140,3 +140,42 @@ def test_a_size_that_is_not_square_stays_so(monkeypatch):
     assert (
         erm.open_backbone(Erm(data=Path("data"), size=4 * vit.config.patch), 2)[1].size == (4 * vit.config.patch,) * 2
     )
+
+
+def test_a_balanced_loss_leaves_how_common_classes_are_to_the_loss(generator):
+    """Trained until pictures tell it nothing, an ordinary answer is how common the classes are; this one is even."""
+    labels = torch.tensor([0] * 90 + [1] * 10)
+
+    def learned(log_prior: torch.Tensor | None) -> torch.Tensor:
+        learner, logits = Learner(), torch.zeros(2, requires_grad=True)
+        learner.log_prior = log_prior
+        optimizer = torch.optim.LBFGS([logits], max_iter=50)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = learner.answer_loss(logits.expand(100, 2), labels)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return logits.detach().softmax(dim=0)
+
+    assert learned(None).tolist() == pytest.approx([0.9, 0.1], abs=1e-3)
+    assert learned(torch.tensor([0.9, 0.1]).log()).tolist() == pytest.approx([0.5, 0.5], abs=1e-3)
+
+
+def test_a_balanced_loss_is_told_how_common_the_classes_are_in_training(tmp_path):
+    data, told = table(tmp_path / "data", ("a", "a", "a", "b")), []
+    real = Learner.answer_loss
+
+    def heard(self, logits, labels):
+        told.append(self.log_prior)
+        return real(self, logits, labels)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "answer_loss", heard)
+        train(small(data, tmp_path / "run", epochs=1, balance="loss"))
+    rows = read_rows(data)
+    counts = np.bincount(rows.labels[rows.where("train")])
+    assert told[0].exp().tolist() == pytest.approx((counts / counts.sum()).tolist())
+    assert counts[0] > counts[1]

@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 
@@ -97,6 +98,12 @@ class Learner(nn.Module):
     """What learns step by step, in the loop. Everything that has to survive an interruption is in its state_dict."""
 
     learns_from_masks = False
+    log_prior: Tensor | None = None  # [C]: how common the classes are in training, if the loss is to allow for it
+
+    def answer_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy. Told how common the classes are, the answer need not know (Menon et al. 2021, eq. 10)."""
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits if self.log_prior is None else logits + self.log_prior, labels)
 
     def lesson(self, batch: Batch, augment: Augment, when: When) -> Lesson:
         """What a step is to learn from. Each place has a view of its own: a picture drawn twice is not seen twice."""
@@ -138,13 +145,21 @@ def training_batches(desk: Desk, config: Loop, masks: bool) -> Batches:
     rows, accelerator = desk.rows, desk.accelerator
     indices = rows.where("train")
     canvas, _ = view(config.augment, desk.expects)
-    codes = {"none": None, "classes": rows.labels, "groups": rows.groups}[config.balance]
+    codes = {"classes": rows.labels, "groups": rows.groups}.get(config.balance)
     return Batches(
         rows, indices, canvas, min(config.batch, len(indices)), shuffle=True, seed=config.seed, workers=config.workers,
         cache=open_cache(desk, canvas, indices, config), rank=accelerator.process_index,
         world=accelerator.num_processes, drop_last=True, weights=None if codes is None else balanced(codes, indices),
         pin=accelerator.device.type == "cuda", masks=masks,
     )  # fmt: skip
+
+
+def log_prior(desk: Desk, config: Loop) -> Tensor | None:
+    """[C], if the loss is to be balanced; a class that is never seen in training counts as one picture."""
+    if config.balance != "loss":
+        return None
+    counts = np.bincount(desk.rows.labels[desk.rows.where("train")], minlength=len(desk.rows.classes)).clip(min=1)
+    return torch.from_numpy(np.log(counts / counts.sum())).float().to(desk.accelerator.device)
 
 
 def exam_batches(desk: Desk, split: str, config: Train, masks: bool = False) -> Batches:

@@ -41,6 +41,7 @@ from .lessons import (
     When,
     deterministic,
     exam_batches,
+    log_prior,
     places_in_epoch,
     refuse_hopeless,
     refuse_processes_apart,
@@ -175,17 +176,15 @@ def set_up(model: Learner, desk: Desk, config: Loop, to_close: ExitStack) -> Cou
     to_close.callback(batches.close)
     exam = exam_batches(desk, "val", config, masks=needs_masks(model))
     to_close.callback(exam.close)
-    model.to(accelerator.device)
+    model.to(accelerator.device).log_prior = log_prior(desk, config)
     average = copy.deepcopy(model).eval().requires_grad_(False) if config.average else None
     optimizer = make_optimizer(model, config, batches, accelerator.device)
     state = go_on(desk.run, model, optimizer, average, accelerator)
     if config.compile:
         compile_blocks(model)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
-    done = state.epoch * len(batches) + state.step
-    progress = Progress(
-        config.epochs * len(batches), done, accelerator.is_main_process, processes=accelerator.num_processes
-    )
+    done, main = state.epoch * len(batches) + state.step, accelerator.is_main_process
+    progress = Progress(config.epochs * len(batches), done, main, processes=accelerator.num_processes)
     to_close.callback(progress.close)
     return Course(
         model, wrapped, optimizer, average, state, batches, exam, view(config.augment, desk.expects)[1], progress,

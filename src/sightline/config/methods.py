@@ -169,8 +169,10 @@ class Pdiscoformer(Loop):
 
 @dataclass(frozen=True)
 class Ifam(Pdiscoformer):
-    """Discover parts, then answer from their patches alone: blind to everything else (iFAM)."""
+    """Discover parts, then answer from their pixels, or patches, alone: blind to everything else (iFAM)."""
 
+    where: str | None = None
+    """Another backbone to discover the parts with, with pixels. Default: the same."""
     sight: Literal["patches", "pixels"] | None = None
     """What is hidden: whole patches, or also the pixels around the parts in kept patches. Default: pixels; the
     published code, and --soft, hide patches."""

@@ -74,8 +74,9 @@ class Loop(Train):
     average: float | None = None
     """Decay of an exponential moving average of the weights, such as 0.999, which then is what is kept."""
     augment: Literal["none", "light", "published", "imagenet"] = "light"
-    balance: Literal["none", "classes", "groups"] = "none"
-    """Draw every class, or every group, equally often."""
+    balance: Literal["none", "classes", "groups", "loss"] = "none"
+    """Draw every class, or every group, equally often; or, `loss`: as they come, but let the loss allow for how common
+    each class is, so that the answer does not (logit adjustment)."""
     patience: int | None = None
     """Stop after so many epochs without a better validation score."""
     save_minutes: float = 10.0

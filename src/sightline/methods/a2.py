@@ -5,7 +5,6 @@ Centre and random crops, its controls, differ only in where they look.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -15,15 +14,14 @@ from torch import nn
 
 from ..config import A2, CentreCrop, RandomCrop
 from ..errors import UserError
-from ..fingerprints import weights_sha256
 from ..sight import Look
 from ..vit import Input, ViT, ViTConfig
-from ..weights import config_from_json, load_backbone
+from ..weights import load_backbone
 from ..what.features import kept_features
 from ..what.probe import BoxProbe
 from ..where.attention import AGGREGATES, Heads
 from ..where.crops import CentreSight, CropSight, RandomSight, in_pixels
-from .erm import note_backbone, open_backbone
+from .erm import note_backbone, note_where, noted_where, open_backbone
 from .pair import Pair
 from .probe import Fitted, fit_probe, keep_fitted, set_head
 
@@ -156,11 +154,9 @@ def make(
     model = Pair(cast(Look, crops.sight(where)), what).to(accelerator.device).eval()
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
-        origin = None if where is None else asdict(where.origin) | {"weights": weights_sha256(where)[:16]}
-        run.note(
-            where=None if where is None else {"vit": asdict(where.config), "backbone": origin},
-            crops=asdict(crops) | {"size": [h, w], "rule": f"highest {config.select} on val, the first where they tie"},
-        )
+        note_where(run, where)
+        rule = f"highest {config.select} on val, the first where they tie"
+        run.note(crops=asdict(crops) | {"size": [h, w], "rule": rule})
         keep_fitted(run, model, fitted, config, {"crops": crops.words, "tried_crops": tried})
         if len(tried) > 1:
             print(f"Looking by {crops.words}: {config.select} {fitted.score:.1%} on val, the best of {len(tried)}.")
@@ -186,11 +182,10 @@ def fits(
 
 
 def build_a2(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
-    said, where = facts["crops"], facts["where"]
+    said = facts["crops"]
     crops = Crops(tuple(said["sides"]), said["layer"], said["heads"], said["seed"])
-    vit = None if where is None else ViT(config_from_json(json.dumps(where["vit"]), "run.json"))
     what = BoxProbe(ViT(vit_config), tuple(said["size"]), len(crops.sides), len(facts["data"]["classes"]))
-    return Pair(cast(Look, crops.sight(vit)), what)
+    return Pair(cast(Look, crops.sight(noted_where(facts))), what)
 
 
 build_centre_crop = build_random_crop = build_a2

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import Erm, Train
 from ..errors import UserError
+from ..fingerprints import weights_sha256
 from ..lessons import Group, Learner, Lesson
 from ..sight import Prediction, Sight
 from ..vit import Input, ViT, ViTConfig
-from ..weights import load_backbone
+from ..weights import config_from_json, load_backbone
 from ..where.attention import cls_attention_map
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Classifier(Learner):
         return {"attention": cls_attention_map(self.vit, images)}
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
-        return {"loss": F.cross_entropy(self.vit(lesson.images).logits.float(), lesson.labels)}
+        return {"loss": self.answer_loss(self.vit(lesson.images).logits, lesson.labels)}
 
     def parameter_groups(self, head_lr: float) -> list[Group]:
         return backbone_groups(self.vit, head_lr)
@@ -92,6 +93,18 @@ def note_backbone(run: Run, vit: ViT, expects: Input, config: Train) -> None:
         with Path(config.backbone).open("rb") as file:
             origin["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     run.note(vit=asdict(replace(vit.config, input=expects)), backbone=origin or None)
+
+
+def note_where(run: Run, where: ViT | None) -> None:
+    """The other backbone, where one says where to look and the other what is there."""
+    origin = None if where is None else asdict(where.origin) | {"weights": weights_sha256(where)[:16]}
+    run.note(where=None if where is None else {"vit": asdict(where.config), "backbone": origin})
+
+
+def noted_where(facts: dict[str, Any]) -> ViT | None:
+    """The same again, without its weights."""
+    where = facts.get("where")
+    return None if where is None else ViT(config_from_json(json.dumps(where["vit"]), "run.json"))
 
 
 def make_erm(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:

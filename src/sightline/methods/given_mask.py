@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import EarlyMask, LateMask
@@ -109,7 +108,7 @@ class GivenMask(Learner):
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
         assert lesson.masks is not None
         sight = self.look_at(lesson.images, lesson.masks)
-        return {"loss": F.cross_entropy(self.what.judge(lesson.images, sight).logits.float(), lesson.labels)}
+        return {"loss": self.answer_loss(self.what.judge(lesson.images, sight).logits, lesson.labels)}
 
     def parameter_groups(self, head_lr: float) -> list[Group]:
         groups = backbone_groups(self.what.vit, head_lr)

@@ -1,15 +1,15 @@
-"""iFAM: the first stage discovers parts, the second answers from their patches, and is blind to all others.
+"""iFAM: the first stage discovers parts, the second answers from their pixels, or patches, and is blind to all others.
 
-In training the mask passes a gradient straight through to the first stage; in evaluation hidden patches are removed.
+In training the mask may pass a gradient straight through to the first stage; in evaluation hidden patches are removed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import Ifam
@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..lessons import Group
 from ..sight import Prediction, Sight, cell_share
 from ..vit import Input, ViT, ViTConfig
+from ..weights import load_backbone
 from ..what.masked import MaskedViT, SoftlyMaskedViT
 from ..what.zoom import Zoom, passing, zoom_boxes, zoom_in
 from ..where.fine import Fine, fine_share
@@ -30,7 +31,7 @@ from ..where.parts import (
     soft_keep,
     straight_through,
 )
-from .erm import backbone_groups, note_backbone, open_backbone
+from .erm import backbone_groups, note_backbone, note_where, noted_where, open_backbone
 from .pdiscoformer import Draws, How, PartLearner, exact, refuse_hopeless_parts, refuse_odd_look, resembling, selector
 
 if TYPE_CHECKING:
@@ -72,23 +73,30 @@ class IFam(PartLearner):
             return Sight(keep=parts.shares[:, :-1].amax(dim=1) > 0.5, parts=parts.shares)
         if self.pixels is None:
             return Sight(keep=hard_keep(scores), parts=parts.shares)
-        share = self.share(images, scores)
-        if self.pixels.look_again:
-            closer, windows = self.closer(images, share)
-            share = put_back(self.share(closer, self.discover(closer)[1]), windows)
-        keep_pixels = share >= self.pixels.fine.sure
-        cells = cell_share(keep_pixels, self.what.vit.grid(images))
-        return Sight(keep=cells >= self.pixels.fine.at_least, keep_pixels=keep_pixels, parts=parts.shares)
+        keep, keep_pixels = self.kept(images, self.share(images, scores, lambda closer: self.discover(closer)[1]))
+        return Sight(keep=keep, keep_pixels=keep_pixels, parts=parts.shares)
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         return self.what.judge(images, sight)
 
     # ---- pixels ------------------------------------------------------------------------------------------------------
 
-    def share(self, images: Tensor, scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
-        """[B, h, w]: how much each pixel is of a part that is not dropped."""
+    def share(
+        self, images: Tensor, scores: Tensor, discover: Callable[[Tensor], Tensor], keep_parts: Tensor | None = None
+    ) -> Tensor:
+        """[B, h, w]: how much each pixel is of a part that is not dropped; looked at again, more closely, if so set."""
         assert self.pixels is not None
-        return fine_share(foreground(scores, keep_parts), images, self.pixels.fine)
+        share = fine_share(foreground(scores, keep_parts), images, self.pixels.fine)
+        if not self.pixels.look_again:
+            return share
+        closer, windows = self.closer(images, share)
+        return put_back(fine_share(foreground(discover(closer), keep_parts), closer, self.pixels.fine), windows)
+
+    def kept(self, images: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, H, W] and [B, h, w]: the pixels that are surely of a part, and the patches that have enough of them."""
+        assert self.pixels is not None
+        keep_pixels = share >= self.pixels.fine.sure
+        return cell_share(keep_pixels, self.what.vit.grid(images)) >= self.pixels.fine.at_least, keep_pixels
 
     def closer(self, images: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """The window around the sight, enlarged, and where it is: the first stage may see all of it."""
@@ -106,7 +114,7 @@ class IFam(PartLearner):
         # On a GPU removal would save little, and wait for it in every step.
         hide = None if keep.dtype != torch.bool else "mask" if images.is_cuda else "removal"
         logits = self.what.vit(seen, keep, keep_pixels, hide=hide).logits
-        return losses | {"answer": F.cross_entropy(logits.float(), labels)}
+        return losses | {"answer": self.answer_loss(logits, labels)}
 
     def shown(self, images: Tensor, parts: Parts, draws: Draws) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the second stage is given in training: pictures, patches and pixels; these are boolean if it is to
@@ -124,19 +132,16 @@ class IFam(PartLearner):
 
     def pixel_masks(self, images: Tensor, scores: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """[B, H, W] and [B, h, w]"""
-        assert self.pixels is not None
+
+        def discover(closer: Tensor) -> Tensor:
+            return self.where.discover(closer, noise=draws.noise_mask).scores
+
         with torch.set_grad_enabled(self.how.mask_gradient):
-            share = self.share(images, scores, draws.keep_masked)
-            if self.pixels.look_again:
-                closer, windows = self.closer(images, share)
-                scores = self.where.discover(closer, noise=draws.noise_mask).scores
-                share = put_back(self.share(closer, scores, draws.keep_masked), windows)
-        hard = share >= self.pixels.fine.sure
-        cells = cell_share(hard, self.what.vit.grid(images))
-        keep = cells >= self.pixels.fine.at_least
+            share = self.share(images, scores, discover, draws.keep_masked)
+        keep, keep_pixels = self.kept(images, share)
         if not self.how.mask_gradient:
-            return keep, hard
-        return passing(keep, cell_share(share, keep.shape[1:])), passing(hard, share)
+            return keep, keep_pixels
+        return passing(keep, cell_share(share, keep.shape[1:])), passing(keep_pixels, share)
 
     def parameter_groups(self, head_lr: float) -> list[Group]:
         return [*super().parameter_groups(head_lr), *backbone_groups(self.what.vit, head_lr)]
@@ -183,11 +188,13 @@ def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> t
     if config.mask_dropout is not None and not 0 <= config.mask_dropout < 1:
         raise UserError(f"--mask-dropout {config.mask_dropout}: must be at least 0 and below 1")
     vit, expects = open_backbone(config, 0)
-    refuse_odd_look(config, vit, expects)
+    where = vit if config.where is None else load_backbone(config.where, classes=0, seed=config.seed)
+    refuse_odd_look(config, where, expects)
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
+        note_where(run, None if where is vit else where)
     pixels = Pixels.of(settings)
-    return IFam(selector(vit, settings, classes), predictor(vit, settings, classes), how, pixels), expects
+    return IFam(selector(where, settings, classes), predictor(vit, settings, classes), how, pixels), expects
 
 
 def refuse_hopeless_pixels(config: Ifam) -> None:
@@ -199,6 +206,7 @@ def refuse_hopeless_pixels(config: Ifam) -> None:
             config.look_size and not pixels,
             "--look-size: finer than the patches that answer, so it needs --sight pixels",
         ),
+        (config.where and not pixels, "--where: another backbone's patches are not these, so it needs --sight pixels"),
         (not 0 < config.sure < 1, f"--sure {config.sure}: a share above 0 and below 1"),
         (config.guide < 0, f"--guide {config.guide}: must not be negative"),
     ):
@@ -208,5 +216,5 @@ def refuse_hopeless_pixels(config: Ifam) -> None:
 
 def build_ifam(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
     settings, classes, vit = facts["config"], len(facts["data"]["classes"]), ViT(vit_config)
-    parts = selector(vit, settings, classes), predictor(vit, settings, classes)
-    return IFam(*parts, How.of(settings), Pixels.of(settings))
+    stages = selector(noted_where(facts) or vit, settings, classes), predictor(vit, settings, classes)
+    return IFam(*stages, How.of(settings), Pixels.of(settings))

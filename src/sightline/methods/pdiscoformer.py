@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import Pdiscoformer, Shaping
@@ -138,7 +137,7 @@ class PartLearner(Learner):
         embeddings = where.embed(parts)
         losses = shaping_losses(parts, embeddings, unwarped, how.shaping)
         if how.classify_parts:
-            answer = F.cross_entropy(where.class_logits(embeddings, draws.keep_parts), labels)
+            answer = self.answer_loss(where.class_logits(embeddings, draws.keep_parts), labels)
             losses["parts"] = how.classify_parts * answer
         return parts, losses
 
@@ -202,13 +201,13 @@ def refuse_hopeless_parts(config: Pdiscoformer, accelerator: Accelerator, *, tau
 
 def refuse_odd_look(config: Pdiscoformer, vit: ViT, expects: Input) -> None:
     """Parts found in another size must still be whole cells of the picture."""
-    side, patch = config.look_size, vit.config.patch
-    if side is None:
-        return
-    if side < patch or side % patch or any(length % (side // patch) for length in expects.size):
-        raise UserError(
-            f"--look-size {side}: its patches must divide the picture evenly, such as {2 * expects.size[0]}"
-        )
+    patch, looked = vit.config.patch, config.look_size
+    for length in expects.size:
+        side = looked or length
+        if side < patch or side % patch or length % (side // patch):
+            near = patch * max(n for n in range(1, length + 1) if length % n == 0 and n * patch <= 2 * length)
+            said = f"--look-size {looked}" if looked else f"--size {length}"
+            raise UserError(f"{said}: the {patch}-pixel patches of parts must divide it; --look-size, such as {near}")
 
 
 def make_pdiscoformer(config: Pdiscoformer, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
