@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from waterbirds_rows import PAIRS, folders_of
 
 Z = 1.959964
 MOST = 12_000_000  # bytes of a parcel
+MANY = 12  # with more groups the table is of attributes, and with more classes parcels hold rounded probabilities
 RESULTS = (
     "run.json", "metrics.json", "log.jsonl", "predictions/*.csv", "localization.json", "localization/*.csv",
     "shape/*.csv", "shape/*.json", "certificate.json",
@@ -55,6 +57,19 @@ def answers_of(folders: Sequence[Path], split: str) -> list[Answers]:
     return [answers_in(folder, f"predictions/{split}.csv", split) for folder in folders]
 
 
+def by_attribute(answers: Answers) -> dict[str, Answers]:
+    """Where there are too many groups to list, the answers to the pictures of each attribute, whatever their label."""
+    if answers.groups is None or len(np.unique(answers.groups)) <= MANY:
+        return {}
+    attributes = np.array([name.rpartition("/")[2] for name in answers.group_names])[answers.groups]
+    return {str(one): answers.take(np.flatnonzero(attributes == one)) for one in np.unique(attributes)}
+
+
+def each_attribute(runs: Sequence[Answers]) -> dict[str, list[Answers]]:
+    divided = [by_attribute(run) for run in runs]
+    return {attribute: [one[attribute] for one in divided] for attribute in divided[0]}
+
+
 def sights_of(folders: Sequence[Path], split: str) -> list[dict[str, Estimate]]:
     """What `localize` found of each seed; of those that have been looked at."""
     found = []
@@ -83,8 +98,12 @@ def result_of(runs: Path, row: str, line: str, splits: tuple[str, ...], seeds: S
     paths, facts = list(folders.values()), [facts_of(folder) for folder in folders.values()]
     found: dict[str, Any] = {"row": row, "command": line, "seeds": list(folders), "metrics": {}, "sight": {}}
     for split in splits:
-        counts = facts[0]["data"]["counts"]["train"]
-        found["metrics"][split] = across_seeds(answers_of(paths, split), train_group_counts=counts).to_dict()
+        answers, counts = answers_of(paths, split), facts[0]["data"]["counts"]["train"]
+        metrics = across_seeds(answers, train_group_counts=counts)
+        if attributes := {name: across_seeds(some).accuracy for name, some in each_attribute(answers).items()}:
+            metrics = replace(metrics, groups={}, classes={})
+            found.setdefault("attributes", {})[split] = {name: asdict(one) for name, one in attributes.items()}
+        found["metrics"][split] = metrics.to_dict()
         looked = sights_of(paths, split)
         if len(looked) == len(paths):
             there = [name for name in looked[0] if all(name in one for one in looked)]
@@ -102,14 +121,24 @@ def paired(runs: Path, rows: Mapping[str, str], split: str, seeds: Sequence[int]
             for row in (theirs, ours)
         }
         if ours in rows and all(blocks.values()):
-            entry = compare({row: answers_of(folders, split) for row, folders in blocks.items()}).entries[1]
-            gains = {"worst_group": entry.worst_gain, "accuracy": entry.accuracy_gain}
+            answers = {row: answers_of(folders, split) for row, folders in blocks.items()}
             found.append(
                 {"row": ours, "against": theirs, "split": split}
                 | {"seeds": {row: len(folders) for row, folders in blocks.items()}}
-                | {name: asdict(gain) | {"verdict": said_of(gain)} for name, gain in gains.items() if gain}
+                | {name: asdict(gain) | {"verdict": said_of(gain)} for name, gain in gains_of(answers).items() if gain}
             )
     return found
+
+
+def gains_of(answers: Mapping[str, Sequence[Answers]]) -> dict[str, Estimate | None]:
+    """Of the second row over the first: on the worst group, or on each attribute where groups are many; and on all."""
+    entry = compare(answers).entries[1]
+    divided = {row: each_attribute(runs) for row, runs in answers.items()}
+    gains = {
+        attribute: compare({row: some[attribute] for row, some in divided.items()}).entries[1].accuracy_gain
+        for attribute in next(iter(divided.values()))
+    }
+    return (gains or {"worst_group": entry.worst_gain}) | {"accuracy": entry.accuracy_gain}
 
 
 # ---- to be read ------------------------------------------------------------------------------------------------------
@@ -119,10 +148,11 @@ def table_cells(results: Sequence[dict[str, Any]], split: str) -> tuple[list[str
     """Header and lines of the table, in per cent with 95 % intervals."""
     every = [Metrics.from_dict(found["metrics"][split]) for found in results]
     groups = list(dict.fromkeys(group for metrics in every for group in metrics.groups))
-    header = ["", "seeds", "accuracy", *groups, "mean of groups", "worst group", *SIGHT.values()]
+    attributes = list(dict.fromkeys(name for found in results for name in _attributes(found, split)))
+    header = ["", "seeds", "accuracy", *(attributes or [*groups, "mean of groups", "worst group"]), *SIGHT.values()]
     lines = []
     for found, metrics in zip(results, every, strict=True):
-        sight = found["sight"].get(split, {})
+        sight, accuracies = found["sight"].get(split, {}), _attributes(found, split)
         figures = [metrics.mean_of_groups, metrics.worst_group or metrics.worst_class]
         lines.append(
             [
@@ -130,18 +160,23 @@ def table_cells(results: Sequence[dict[str, Any]], split: str) -> tuple[list[str
                 str(metrics.seeds),
                 _short(metrics.accuracy),
                 *(f"{100 * metrics.groups[group].value:.1f}" if group in metrics.groups else "" for group in groups),
-                *map(_short, figures),
+                *map(_short, map(accuracies.get, attributes) if attributes else figures),
                 *(_short(Estimate(**sight[name])) if name in sight else "" for name in SIGHT),
             ]
         )
     return header, lines
 
 
+def _attributes(found: Mapping[str, Any], split: str) -> dict[str, Estimate]:
+    return {name: Estimate(**one) for name, one in found.get("attributes", {}).get(split, {}).items()}
+
+
 def paired_cells(pairs: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    header = ["", "against", "seeds", "worst group", "", "accuracy", ""]
+    named = list(dict.fromkeys(name for pair in pairs for name in pair if "verdict" in pair[name]))
+    header = ["", "against", "seeds", *(text for name in named for text in (name.replace("_", " "), ""))]
     return header, [
         [pair["row"], pair["against"], " and ".join(str(pair["seeds"][pair[name]]) for name in ("row", "against"))]
-        + [text for name in ("worst_group", "accuracy") for text in (_short(_gain(pair, name)), pair[name]["verdict"])]
+        + [text for name in named for text in (_short(_gain(pair, name)), pair[name]["verdict"])]
         for pair in pairs
     ]
 
@@ -181,7 +216,7 @@ def as_markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[s
 
 def pack(folders: Sequence[Path], into: Path, most: int = MOST) -> list[Path]:
     """The results of these runs, without weights, in parcels of at most so many bytes, in place of those that were
-    there before. A run is never divided."""
+    there before. A run is never divided. Of many classes, the probabilities are rounded."""
     parcels: list[list[Path]] = []
     room = 0
     for folder in folders:
@@ -202,8 +237,30 @@ def pack(folders: Sequence[Path], into: Path, most: int = MOST) -> list[Path]:
 
 def as_tgz(folders: Sequence[Path]) -> bytes:
     held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w:gz", compresslevel=9) as file:
+    with tarfile.open(fileobj=held, mode="w:gz", compresslevel=6) as file:
         for folder in folders:
             for path in (path for pattern in RESULTS for path in sorted(folder.glob(pattern))):
-                file.add(path, Path(folder.name, path.relative_to(folder)).as_posix())
+                name, content = Path(folder.name, path.relative_to(folder)).as_posix(), rounded(path)
+                if content is None:
+                    file.add(path, name)
+                else:
+                    entry = file.gettarinfo(path, name)
+                    entry.size = len(content)
+                    file.addfile(entry, io.BytesIO(content))
     return held.getvalue()
+
+
+def rounded(path: Path) -> bytes | None:
+    """A table of answers with the probabilities of many classes to three decimals: they take most of the room, and
+    no figure of the tables is made of them; None if it is something else."""
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        lines = csv.reader(file)
+        header = next(lines, []) if path.suffix == ".csv" else []
+        likely = sum(name.startswith("p_") for name in header)
+        if likely <= MANY:
+            return None
+        text = io.StringIO(newline="")
+        out = csv.writer(text)
+        out.writerow(header)
+        out.writerows([*line[:-likely], *(f"{float(value):.3f}" for value in line[-likely:])] for line in lines)
+    return text.getvalue().encode("utf-8", "surrogateescape")

@@ -11,6 +11,13 @@ PATCHES, PIXELS = " --sight patches", ""  # iFAM as in the papers, and as it is 
 
 SALIENCY = {"U2-Net": "u2net:U2NET", "FOUND": "found:SELF", "TokenCut": "tokencut:SELF"}
 FILLS = ("black", "white", "grey", "noise")
+OTHERWISE = {
+    "mask gradient": "--mask-gradient True",
+    "look once": "--look-again False",
+    "no zoom": "--look-again False --zoom False",
+    "unguided": "--guide 0",
+    "surely": "--sure 0.7",
+}
 
 PAPERS_ROWS: dict[str, str] = {
     "probe": "probe",
@@ -46,17 +53,25 @@ PIXEL_ROWS: dict[str, str] = {
     **{f"iFAM K={k}": PAPERS_ROWS[f"iFAM K={k}"] for k in (1, 4, 8)},
     **{f"iFAM K={k}, pixels": f"ifam --parts {k}{PIXELS}" for k in (1, 4, 8)},
     **{f"iFAM K={k}, pixels, balanced": f"ifam --parts {k}{PIXELS} --balance classes" for k in (1, 4)},
-    "iFAM K=1, pixels, mask gradient": f"ifam --parts 1{PIXELS} --mask-gradient True",
-    "iFAM K=1, pixels, look once": f"ifam --parts 1{PIXELS} --look-again False",
-    "iFAM K=1, pixels, no zoom": f"ifam --parts 1{PIXELS} --look-again False --zoom False",
-    "iFAM K=1, pixels, unguided": f"ifam --parts 1{PIXELS} --guide 0",
-    "iFAM K=1, pixels, surely": f"ifam --parts 1{PIXELS} --sure 0.7",
+    **{f"iFAM K={k}, pixels, balanced loss": f"ifam --parts {k}{PIXELS} --balance loss" for k in (1, 4)},
+    "early mask, true, pixels, balanced loss": f"early-mask {BRIEF} {EXACT} --balance loss",
+    "ERM, balanced loss": f"erm {BRIEF} --balance loss",
+    **{
+        f"iFAM K={k}, pixels, {how}": f"ifam --parts {k}{PIXELS} {flag}"
+        for k in (1, 4)
+        for how, flag in OTHERWISE.items()
+    },
+    "iFAM K=1, pixels, look 448": f"ifam --parts 1{PIXELS} --look-size 448",
+    "iFAM K=4, pixels, DINO looks": f"ifam --parts 4{PIXELS} --where SELF",
     "iFAM K=1, zoom": f"ifam --parts 1{PATCHES} --zoom True",
 }
-TABLES = {"papers": PAPERS_ROWS, "pixels": PIXEL_ROWS}
 ROWS = PAPERS_ROWS | PIXEL_ROWS
 
 TRUE, TRUE_PIXELS = "early mask, true", "early mask, true, pixels"
+# For data whose test shows classes on other scenes than training: `sightline data scenes-o2o`, `cub-swapped`, ...
+SHIFT_ROWS = {row: ROWS[row] for row in ("ERM, 30 epochs", TRUE, TRUE_PIXELS, "iFAM K=4", "iFAM K=4, pixels")}
+TABLES = {"papers": PAPERS_ROWS, "pixels": PIXEL_ROWS, "shifts": SHIFT_ROWS}
+
 CONTROLS = tuple(f"{TRUE}, {how}" for how in ("balanced", "zoom", "448 px", "90 % inside"))
 OTHER_FILLS = tuple(f"{TRUE_PIXELS}, {fill}" for fill in FILLS)
 SELECTED_BY_A_NET = {
@@ -71,7 +86,7 @@ HEADLINE = frozenset(
         "ERM", "late mask, true", TRUE, TRUE_PIXELS, "PDiscoFormer K=4", "PDiscoFormer K=8",
         "iFAM K=1", "iFAM K=4", "iFAM K=8", "iFAM K=1, no mask gradient", "iFAM K=4, no mask gradient",
         "iFAM K=1, published", "iFAM K=4, published",
-        "iFAM K=1, pixels", "iFAM K=4, pixels", "iFAM K=1, pixels, balanced",
+        "iFAM K=1, pixels", "iFAM K=4, pixels", "iFAM K=1, pixels, balanced", "iFAM K=4, pixels, balanced loss",
     }
 )  # fmt: skip
 
@@ -93,10 +108,14 @@ PAIRS: tuple[tuple[str, str], ...] = (
     ),
     *((f"iFAM K={k}, pixels, balanced", f"iFAM K={k}, pixels") for k in (1, 4)),
     ("iFAM K=1, pixels, balanced", TRUE_PIXELS),
+    *((f"{row}, balanced loss", row) for row in ("iFAM K=1, pixels", "iFAM K=4, pixels", TRUE_PIXELS, "ERM")),
     *(
-        ("iFAM K=1, pixels", f"iFAM K=1, pixels, {without}")
-        for without in ("mask gradient", "look once", "no zoom", "unguided", "surely")
+        ("iFAM K=4, pixels, balanced loss", rival)
+        for rival in (TRUE_PIXELS, f"{TRUE_PIXELS}, balanced loss", "iFAM K=4", "iFAM K=4, published")
     ),
+    *((f"iFAM K={k}, pixels", f"iFAM K={k}, pixels, {how}") for k in (1, 4) for how in OTHERWISE),
+    ("iFAM K=1, pixels, look 448", "iFAM K=1, pixels"),
+    ("iFAM K=4, pixels, DINO looks", "iFAM K=4, pixels"),
     ("iFAM K=1, pixels", "iFAM K=1, zoom"),
 )
 

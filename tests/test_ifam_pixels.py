@@ -323,7 +323,8 @@ def test_the_gradient_is_that_of_the_pixels_shares(images, zoom, look_again):
         masks = [mask.requires_grad_() for mask in model.pixel_masks(images, parts.scores, drawn)]
         pictures, windows = images, None
         if look_again:
-            pictures, windows = model.closer(images, fine_share(foreground(parts.scores, kept), images, model.pixels.fine))
+            first = fine_share(foreground(parts.scores, kept), images, model.pixels.fine)
+            pictures, windows = model.closer(images, first)
         features = where.discover(pictures).features
     seen = model.what.seen(images, *masks)
     logits = model.what.vit(seen.images, seen.keep, seen.keep_pixels).logits

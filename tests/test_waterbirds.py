@@ -7,12 +7,12 @@ import tarfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from sightline.config import Ifam
+from sightline.answers import Answers
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
 
@@ -21,16 +21,25 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import claims
 import waterbirds
 from waterbirds import Waterbirds, command_of, jobs_of, train_all
-from waterbirds_results import as_markdown, pack
-from waterbirds_rows import HEADLINE, PAIRS, PAPERS_ROWS, PIXEL_ROWS, ROWS, folder_of, folders_of
+from waterbirds_results import answers_of, as_markdown, pack, paired, result_of, show
+from waterbirds_rows import (
+    HEADLINE,
+    PAIRS,
+    PAPERS_ROWS,
+    PIXEL_ROWS,
+    ROWS,
+    SHIFT_ROWS,
+    TRUE,
+    TRUE_PIXELS,
+    folder_of,
+    folders_of,
+)
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_row_is_a_command_that_is_understood(row, tmp_path):
-    if "--sight" in ROWS[row] and "sight" not in {field.name for field in fields(Ifam)}:
-        pytest.skip("ifam cannot choose how far its sight goes yet")
     config = Waterbirds(tmp_path, "random:nano", tmp_path / "runs", only=(row,), self_supervised="a", u2net="b")
     command = command_of(config, row, 2)
     assert (command.seed, command.folder, command.resume) == (2, folder_of(config.runs, row, 2), True)
@@ -58,6 +67,24 @@ def test_what_is_not_understood_or_not_given_is_a_users_error(tmp_path):
             command_of(config, row, 0)
     with pytest.raises(UserError, match="'iFAM K=5'"):
         jobs_of(Waterbirds(tmp_path, only=("iFAM K=5",)))
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"), [("ifam --where SELF", "where"), ("early-mask --masks found:SELF", "masks")], ids=["all", "end"]
+)
+def test_the_self_supervised_backbone_is_put_where_a_row_names_it(line, flag, tmp_path):
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps({"a": line}))
+    command = command_of(Waterbirds(tmp_path, "random:nano", tmp_path, rows=rows, self_supervised="dir/SELF.x"), "a", 0)
+    assert getattr(command, flag) == line.split()[-1].replace("SELF", "dir/SELF.x")
+    with pytest.raises(UserError, match="--self-supervised"):
+        command_of(Waterbirds(tmp_path, "random:nano", tmp_path, rows=rows), "a", 0)
+
+
+def test_of_shifts_more_seeds_than_one_must_be_asked_for(tmp_path):
+    assert jobs_of(Waterbirds(tmp_path, table="shifts")) == [(row, 0) for row in SHIFT_ROWS]
+    more = jobs_of(Waterbirds(tmp_path, table="shifts", seeds=(0, 3)))
+    assert more[len(SHIFT_ROWS) :] == [(row, 3) for row in SHIFT_ROWS if row in HEADLINE] != []
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
@@ -208,6 +235,53 @@ def test_the_table_is_made_from_copies_without_weights_or_data(made, capsys, tmp
     }  # fmt: skip
     assert content["missing"] == {f"{row}, seed {seed}": ["training"] for seed in (1, 2) for row in TINY}
     assert str(made) not in out.read_text()
+
+
+@pytest.fixture
+def many_kinds(tmp_path):
+    """Answers to pictures of 20 kinds, each original and swapped: one row is wrong on the first kind and half of what
+    is swapped, the other on the first kind only."""
+    kinds = tuple(f"kind {k}" for k in range(20))
+    groups = tuple(f"{kind}/{how}" for kind in kinds for how in ("original", "swapped"))
+    of = np.repeat(np.arange(40), 4)
+    facts = {"data": {"group_names": groups, "counts": {"train": dict.fromkeys(groups[::2], 4)}}}
+    for row in (TRUE, TRUE_PIXELS):
+        wrong = (of < 2) | ((of % 2 == 1) & (np.arange(160) % 2 == 1) & (row == TRUE))
+        logits = np.random.default_rng(0).normal(size=(160, 20))
+        logits[np.arange(160), (of // 2 + wrong) % 20] += 20
+        folder = folder_of(tmp_path / "runs", row, 0)
+        (folder / "predictions").mkdir(parents=True)
+        images = [f"{name}.jpg" for name in range(160)]
+        answers = Answers.from_logits(images, of // 2, logits, kinds, of, groups)
+        answers.save_csv(folder / "predictions" / "test.csv")
+        (folder / "run.json").write_text(json.dumps(facts))
+        (folder / "metrics.json").write_text("{}")
+    return tmp_path / "runs"
+
+
+def test_of_many_groups_the_table_and_the_differences_are_of_attributes(many_kinds, capsys):
+    results = [result_of(many_kinds, row, "", ("test",), (0,)) for row in (TRUE, TRUE_PIXELS)]
+    (pair,) = pairs = paired(many_kinds, ROWS, "test", (0,))
+    show([found for found in results if found], pairs, "test", markdown=True)
+    said = capsys.readouterr().out
+    assert "|  | seeds | accuracy | original | swapped | grid IoU |" in said
+    assert "| early mask, true | 1 | 71.2 [63.8, 77.7] | 95.0 [87.8, 98.0] | 47.5 [36.9, 58.3] |" in said
+    assert "|  | against | seeds | original |  | swapped |  | accuracy |  |" in said
+    assert pair["original"]["value"] == 0
+    assert pair["swapped"]["value"] == pytest.approx(0.475)
+    assert (pair["original"]["verdict"], pair["swapped"]["verdict"]) == ("undecided", "better")
+    assert "worst_group" not in pair
+
+
+def test_parcels_of_many_classes_round_probabilities_and_nothing_else(many_kinds, tmp_path):
+    folder = folder_of(many_kinds, "early mask, true", 0)
+    (parcel,) = pack([folder], tmp_path / "parcels")
+    with tarfile.open(parcel) as file:
+        file.extractall(tmp_path / "copy", filter="data")
+    whole, short = (answers_of([where], "test")[0] for where in (folder, tmp_path / "copy" / folder.name))
+    assert (short.images, short.predicted.tolist()) == (whole.images, whole.predicted.tolist())
+    np.testing.assert_allclose(short.probabilities, whole.probabilities, atol=5e-4)
+    assert (short.probabilities != whole.probabilities).any()
 
 
 def test_claims_are_held_against_copies_without_weights_or_data(made, monkeypatch, tmp_path):
