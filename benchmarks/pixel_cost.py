@@ -12,9 +12,6 @@ than they need to: their mask passes a gradient, so that nothing can be removed;
 
 from __future__ import annotations
 
-import random
-import statistics
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from ratios import Runs, ratios, verdicts
 from record import record
 from sightline.config import Ifam
 from sightline.data.toy import Toy, make_toy
@@ -34,7 +32,6 @@ from sightline.methods.pdiscoformer import How, selector
 from sightline.sight import Sight, cell_share
 from sightline.weights import load_backbone
 from sightline.where.fine import Fine, fine_share
-from speed import timed
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "patches": {"sight": "patches"},
@@ -43,8 +40,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pixels, zoom, look again": {},
 }
 ASKED = {"pixels": 1.15}
-
-Runs = dict[str, Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -102,31 +97,6 @@ def training(models: dict[str, IFam], images: Tensor, toy: Toy) -> Runs:
     return {name: lambda model=model: step(model) for name, model in models.items()}
 
 
-def ratios(runs: Runs, config: PixelCost) -> list[dict[str, Any]]:
-    for run in runs.values():
-        run(), run()
-    repeats = max(1, round(0.05 / timed(runs["patches"], config.device, 2)))
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    order = random.Random(0)
-    for _ in range(config.rounds):
-        for name in order.sample(list(runs), len(runs)):
-            times[name].append(timed(runs[name], config.device, repeats))
-    rows = []
-    for name, values in times.items():
-        relative = sorted(value / patches for value, patches in zip(values, times["patches"], strict=True))
-        tenth = len(relative) // 10
-        rows.append(
-            {
-                "variant": name,
-                "milliseconds": round(1000 * statistics.median(values), 2),
-                "ratio_to_patches": round(statistics.median(relative), 3),
-                "middle_80_percent": [round(relative[tenth], 3), round(relative[-1 - tenth], 3)],
-                "rounds": config.rounds,
-            }
-        )
-    return rows
-
-
 def measure(config: PixelCost, batch: int) -> list[dict[str, Any]]:
     side = load_backbone(config.backbone).config.input.size[0]
     toy = make_toy(batch, size=side)
@@ -138,7 +108,8 @@ def measure(config: PixelCost, batch: int) -> list[dict[str, Any]]:
             for model in models.values():
                 model.train(what == "training step")
             with torch.set_grad_enabled(what == "training step"):
-                found = ratios(runs(models, images, toy), config)
+                timing = runs(models, images, toy)
+                found = ratios(timing, "patches", rounds=config.rounds, device=config.device)
             masks = toy.masks.to(images.device) if what == "look and judge" else None
             shares = {name: {"patches_visible": kept(model, images, masks)} for name, model in models.items()}
             rows += [{"what": what, "batch": batch} | row | shares.get(row["variant"], {}) for row in found]
@@ -153,16 +124,6 @@ def kept(model: IFam, images: Tensor, masks: Tensor | None) -> float:
     return round(model.what.seen(images, *told).keep.float().mean().item(), 3)
 
 
-def verdicts(rows: list[dict]) -> list[dict]:
-    return [
-        {"what": row["what"], "batch": row["batch"], "variant": row["variant"], "asked": f"at most {most}"}
-        | {"ratio_to_patches": row["ratio_to_patches"], "met": row["ratio_to_patches"] <= most}
-        for row in rows
-        for name, most in ASKED.items()
-        if row["variant"] == name
-    ]
-
-
 def main() -> None:
     config = tyro.cli(PixelCost, description=__doc__)
     rows = [row for batch in config.batches for row in measure(config, batch)]
@@ -171,10 +132,11 @@ def main() -> None:
         names = ("what", "batch", "variant", "milliseconds", "ratio_to_patches", "middle_80_percent")
         table.add_row(*(str(row[name]) for name in names), str(row.get("patches_visible", "")))
     Console(highlight=False, width=140).print(table)
-    for verdict in verdicts(rows):
+    found = verdicts(rows, "patches", ASKED)
+    for verdict in found:
         print(verdict)
     if config.out:
-        facts = {"backbone": config.backbone, "precision": config.precision, "verdicts": verdicts(rows), "rows": rows}
+        facts = {"backbone": config.backbone, "precision": config.precision, "verdicts": found, "rows": rows}
         record(config.out, config.device, facts)
 
 

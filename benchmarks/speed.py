@@ -9,24 +9,23 @@ same round, with the interval that covers the middle 80 % of rounds. Absolute ti
 
 from __future__ import annotations
 
-import random
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from ratios import ratios, verdicts
 from record import record
 from sightline.backbones import KNOWN
 from sightline.vit import ViT
 
 SHARES = (1.0, 0.5, 0.25, 0.1)
+ASKED = {"mask, 50% visible": 1.1, "removal, 25% visible": 0.5}
 
 
 @dataclass(frozen=True)
@@ -64,57 +63,13 @@ def variants(vit: ViT, images: torch.Tensor) -> dict[str, Callable[[], object]]:
     return runs
 
 
-def timed(run: Callable[[], object], device: str, repeats: int) -> float:
-    if device != "cpu":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / repeats
-
-
 @torch.inference_mode()
-def measure(config: Speed, batch: int) -> list[dict[str, float | str | int | list[float]]]:
+def measure(config: Speed, batch: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     vit = ViT(KNOWN[config.backbone].config).eval().to(config.device, getattr(torch, config.dtype))
     images = torch.rand(batch, 3, *vit.config.input.size, device=config.device)
     runs = variants(vit, images)
-    for run in runs.values():
-        run(), run()
-    repeats = max(1, round(0.05 / timed(runs["dense"], config.device, 3)))
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    order = random.Random(0)
-    for _ in range(config.rounds):
-        for name in order.sample(list(runs), len(runs)):
-            times[name].append(timed(runs[name], config.device, repeats))
-    rows = []
-    for name, values in times.items():
-        ratios = sorted(value / dense for value, dense in zip(values, times["dense"], strict=True))
-        tenth = len(ratios) // 10
-        rows.append(
-            {
-                "batch": batch,
-                "variant": name,
-                "milliseconds": round(1000 * statistics.median(values), 3),
-                "ratio_to_dense": round(statistics.median(ratios), 3),
-                "middle_80_percent": [round(ratios[tenth], 3), round(ratios[-1 - tenth], 3)],
-                "rounds": config.rounds,
-            }
-        )
-    return rows
-
-
-def verdicts(rows: list[dict]) -> list[dict]:
-    """What is asked of hiding, at every batch size."""
-    asked = {"mask, 50% visible": 1.1, "removal, 25% visible": 0.5}
-    return [
-        {"batch": row["batch"], "variant": row["variant"], "asked": f"at most {asked[row['variant']]}"}
-        | {"ratio_to_dense": row["ratio_to_dense"], "met": row["ratio_to_dense"] <= asked[row["variant"]]}
-        for row in rows
-        if row["variant"] in asked
-    ]
+    return [{"batch": batch} | row for row in ratios(runs, "dense", rounds=config.rounds, device=config.device)]
 
 
 def main() -> None:
@@ -127,10 +82,11 @@ def main() -> None:
             str(row["middle_80_percent"]),
         )
     Console(highlight=False).print(table)
-    for verdict in verdicts(rows):
+    found = verdicts(rows, "dense", ASKED)
+    for verdict in found:
         print(verdict)
     if config.out:
-        facts = {"backbone": config.backbone, "dtype": config.dtype, "verdicts": verdicts(rows), "rows": rows}
+        facts = {"backbone": config.backbone, "dtype": config.dtype, "verdicts": found, "rows": rows}
         record(config.out, config.device, facts)
 
 
