@@ -167,17 +167,21 @@ def above_chance(runs: Runs, row: str) -> Pair:
 
 
 def certificates(runs: Runs, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """By run folder, of the rows that there are."""
+    """By run folder, of the rows that there are; of those that lack one, only that they do."""
     found = {}
     for folder in [folder for row in rows for folder in runs.of(row)]:
         path = folder / "certificate.json"
-        runs.measured(path, "sightline verify", lambda run, to=path: certify(run, runs).save(to))
+        try:
+            runs.measured(path, "sightline verify", lambda run, to=path: certify(run, runs).save(to))
+        except Missing as missing:
+            found[folder.name] = {"verdict": None, "sentence": str(missing)}
+            continue
         content = json.loads(path.read_text(encoding="utf-8"))
         found[folder.name] = {name: content[name] for name in ("verdict", "sentence", "images")} | {
             name: sum(tried[name] for tried in content["tried"]) for name in ("trials", "changed")
         }
-    if not found:
-        raise Missing(f"no run of {', '.join(map(repr, rows))}")
+    if not any(one["verdict"] for one in found.values()):
+        raise Missing(next(iter(found.values()))["sentence"] if found else f"no run of {', '.join(map(repr, rows))}")
     return found
 
 

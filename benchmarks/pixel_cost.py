@@ -38,6 +38,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pixels": {"zoom": False, "look_again": False},
     "pixels, zoom": {"look_again": False},
     "pixels, zoom, look again": {},
+    "pixels, zoom, look at twice the size": {"look_again": False, "look_size": 2},  # times the picture's
+    "the default": {"look_size": 2},
 }
 ASKED = {"pixels": 1.15}
 
@@ -57,7 +59,9 @@ class PixelCost:
 
 def ifam(config: PixelCost, toy: Toy, images: Tensor, told: dict[str, Any]) -> IFam:
     """Its prototypes are the mean patches of things and of backgrounds."""
-    settings, vit = asdict(Ifam(Path("toy"), **told)), load_backbone(config.backbone)
+    vit = load_backbone(config.backbone)
+    larger = {"look_size": told["look_size"] * images.shape[-1]} if "look_size" in told else {}
+    settings = asdict(Ifam(Path("toy"), **told | larger))
     parts = selector(vit, settings, 2), predictor(vit, settings, 2)
     model = IFam(*parts, How.of(settings), Pixels.of(settings)).to(config.device)
     with torch.no_grad():

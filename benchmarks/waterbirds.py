@@ -85,6 +85,8 @@ class Waterbirds:
     """A folder for the results of finished runs, without weights, in .tgz files of at most 12 MB."""
     markdown: bool = False
     """Print the table as Markdown."""
+    note: str = ""
+    """What has to be said beside the figures in --out: where runs were trained, what they saw."""
     out: Path | None = None
 
     def __post_init__(self) -> None:
@@ -329,7 +331,8 @@ def main() -> None:
         print("missing:", "; ".join(f"{name}: {', '.join(some)}" for name, some in missing.items()))
     if config.out and results:
         first = facts_of(folder_of(config.runs, results[0]["row"], results[0]["seeds"][0]))
-        record(config.out, "cpu", about(first) | {"rows": results, "paired": pairs, "missing": missing})
+        beside = {"note": config.note} if config.note else {}
+        record(config.out, "cpu", about(first) | beside | {"rows": results, "paired": pairs, "missing": missing})
     if config.pack:
         every = [folders_of(config.runs, row, config.splits) for row in rows]
         finished = [folder for some in every for seed, folder in some.items() if seed in config.seeds]

@@ -14,7 +14,7 @@ from sightline.data.toyset import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods.ifam import IFam, Pixels, build_ifam, predictor, put_back, refuse_hopeless_pixels
-from sightline.methods.pdiscoformer import Draws, How, exact, refuse_odd_look, selector
+from sightline.methods.pdiscoformer import Draws, How, exact, selector
 from sightline.sight import cell_share
 from sightline.verify import verify
 from sightline.what.zoom import Zoom, zoom_boxes, zoom_in
@@ -351,7 +351,7 @@ def test_the_gradient_is_that_of_the_pixels_shares(images, zoom, look_again):
 # ---- from the command line -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("told", [(), ("--look-size", 128, "--zoom", False, "--sure", 0.4)], ids=["default", "finer"])
+@pytest.mark.parametrize("told", [(), ("--look-size", 64, "--zoom", False, "--sure", 0.4)], ids=["default", "coarser"])
 def test_from_training_to_proof(tmp_path, told):
     toy, run = write_toy(tmp_path / "toy", train=16, val=8, test=8), tmp_path / "run"
     recipe = ("--epochs", 1, "--lr", 1e-4, "--head-lr", 10, "--prototype-lr", 10)
@@ -359,7 +359,7 @@ def test_from_training_to_proof(tmp_path, told):
     assert code == 0, err
     model = load(run).method
     assert model.pixels.look_again
-    assert (model.what.zoom is None, model.where.size) == ((True, 128) if told else (False, None))
+    assert (model.what.zoom is None, model.where.size) == ((True, 64) if told else (False, 128))
     before = (run / "predictions" / "test.csv").read_bytes()
     for command in ("evaluate", "localize", "shape"):
         code, _, err = typed(command, run, *QUICK)
@@ -376,16 +376,3 @@ def test_a_hopeless_wish_is_refused_on_the_command_line(tmp_path):
     code, _, err = typed("train", "ifam", toy, *SMALL, "--sight", "patches", "--look-size", 128)
     assert code != 0
     assert "--look-size" in err
-
-
-def test_parts_in_another_size_must_divide_the_picture():
-    vit = small_vit(classes=0)
-    patch, expects = vit.config.patch, replace(vit.config.input, size=(32, 32))
-    for side in (None, 32, 64):
-        refuse_odd_look(Ifam(Path("data"), look_size=side), vit, expects)
-    for side in (3, 32 + patch // 2, 40, 48):
-        with pytest.raises(UserError, match=f"--look-size {side}.* such as 64"):
-            refuse_odd_look(Ifam(Path("data"), look_size=side), vit, expects)
-    uneven = replace(expects, size=(32 + patch // 2,) * 2)
-    with pytest.raises(UserError, match=f"--size {32 + patch // 2}: the {patch}-pixel patches of parts must divide it"):
-        refuse_odd_look(Ifam(Path("data")), vit, uneven)

@@ -154,7 +154,8 @@ class Pdiscoformer(Loop):
     """What is trained of the ViT that discovers parts: its tokens and positions, as in the papers, all of it, or
     nothing, which is quickest."""
     look_size: int | None = None
-    """Side of the pictures in which parts are discovered, in pixels: more makes finer parts. Default: as --size."""
+    """Side of the pictures in which parts are discovered, in pixels: more makes finer parts. Default: as --size; iFAM
+    with pixels takes twice that where it has fewer than 28 patches."""
     registers: bool = True
     """Use the backbone's register tokens."""
     preset: Literal["papers", "published"] = "papers"
@@ -171,8 +172,17 @@ class Pdiscoformer(Loop):
 class Ifam(Pdiscoformer):
     """Discover parts, then answer from their pixels, or patches, alone: blind to everything else (iFAM)."""
 
+    parts: int = 1
+    """K, the number of parts besides the background. One finds things whole; several can be looked at, and left out,
+    one by one."""
     where: str | None = None
     """Another backbone to discover the parts with, with pixels. Default: the same."""
+    batch: int = 64
+    average: float | None = 0.999
+    """Decay of an exponential moving average of the weights, which is what is kept; None: the weights themselves."""
+    balance: Literal["none", "classes", "groups", "loss"] = "loss"
+    """Let the loss allow for how common each class is, so that the answer does not (logit adjustment); or draw every
+    class, or every group, equally often."""
     sight: Literal["patches", "pixels"] | None = None
     """What is hidden: whole patches, or also the pixels around the parts in kept patches. Default: pixels; the
     published code, and --soft, hide patches."""

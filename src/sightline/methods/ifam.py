@@ -32,7 +32,17 @@ from ..where.parts import (
     straight_through,
 )
 from .erm import backbone_groups, note_backbone, note_where, noted_where, open_backbone
-from .pdiscoformer import Draws, How, PartLearner, exact, refuse_hopeless_parts, refuse_odd_look, resembling, selector
+from .pdiscoformer import (
+    Draws,
+    How,
+    PartLearner,
+    exact,
+    fits,
+    refuse_hopeless_parts,
+    refuse_odd_look,
+    resembling,
+    selector,
+)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -54,6 +64,9 @@ class Pixels:
             return None
         again = config["look_again"]
         return cls(Fine(sure=config["sure"], guide=config["guide"]), True if again is None else again)
+
+
+FINE = 28  # patches a side from which on parts are fine enough
 
 
 class IFam(PartLearner):
@@ -189,12 +202,21 @@ def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> t
         raise UserError(f"--mask-dropout {config.mask_dropout}: must be at least 0 and below 1")
     vit, expects = open_backbone(config, 0)
     where = vit if config.where is None else load_backbone(config.where, classes=0, seed=config.seed)
-    refuse_odd_look(config, where, expects)
+    settings["look_size"] = look_size(settings, where, expects)
+    refuse_odd_look(settings["look_size"], where, expects)
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
         note_where(run, None if where is vit else where)
+        run.note(look_size=settings["look_size"])
     pixels = Pixels.of(settings)
     return IFam(selector(where, settings, classes), predictor(vit, settings, classes), how, pixels), expects
+
+
+def look_size(config: dict[str, Any], where: ViT, expects: Input) -> int | None:
+    """The side of the pictures that parts are found in: twice that of coarse ones, if pixels are to be found."""
+    (h, w), patch, said = expects.size, where.config.patch, config["look_size"]
+    coarse = exact(config) and h == w and h < FINE * patch and fits(h, 2 * h, patch)
+    return 2 * h if said is None and coarse else said
 
 
 def refuse_hopeless_pixels(config: Ifam) -> None:
@@ -215,6 +237,7 @@ def refuse_hopeless_pixels(config: Ifam) -> None:
 
 
 def build_ifam(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
-    settings, classes, vit = facts["config"], len(facts["data"]["classes"]), ViT(vit_config)
+    noted = {"look_size": facts["look_size"]} if "look_size" in facts else {}
+    settings, classes, vit = facts["config"] | noted, len(facts["data"]["classes"]), ViT(vit_config)
     stages = selector(noted_where(facts) or vit, settings, classes), predictor(vit, settings, classes)
     return IFam(*stages, How.of(settings), Pixels.of(settings))

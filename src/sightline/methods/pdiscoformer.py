@@ -199,21 +199,25 @@ def refuse_hopeless_parts(config: Pdiscoformer, accelerator: Accelerator, *, tau
         print("note: with --accumulate, every part has to be present in each piece of a batch, not only in the whole")
 
 
-def refuse_odd_look(config: Pdiscoformer, vit: ViT, expects: Input) -> None:
+def refuse_odd_look(looked: int | None, vit: ViT, expects: Input) -> None:
     """Parts found in another size must still be whole cells of the picture."""
-    patch, looked = vit.config.patch, config.look_size
+    patch = vit.config.patch
     for length in expects.size:
-        side = looked or length
-        if side < patch or side % patch or length % (side // patch):
+        if not fits(length, looked or length, patch):
             near = patch * max(n for n in range(1, length + 1) if length % n == 0 and n * patch <= 2 * length)
             said = f"--look-size {looked}" if looked else f"--size {length}"
             raise UserError(f"{said}: the {patch}-pixel patches of parts must divide it; --look-size, such as {near}")
 
 
+def fits(length: int, side: int, patch: int) -> bool:
+    """Whether the patches of a side are whole cells of a picture so long."""
+    return side >= patch and side % patch == 0 and length % (side // patch) == 0
+
+
 def make_pdiscoformer(config: Pdiscoformer, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     refuse_hopeless_parts(config, accelerator)
     vit, expects = open_backbone(config, 0)
-    refuse_odd_look(config, vit, expects)
+    refuse_odd_look(config.look_size, vit, expects)
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
     settings = asdict(config)
