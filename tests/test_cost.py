@@ -159,4 +159,4 @@ def test_evaluate_says_what_an_answer_costs(tmp_path):
         found = json.loads((run / "metrics.json").read_text())["cost"]
         assert [found[split]["n"] for split in ("test", "val")] == [16, 8]
         assert 0 < found["test"]["coverage"] < 1
-        assert 0 < found["test"]["gflops"] < 0.5  # iFAM looks twice
+        assert 0 < found["test"]["gflops"] < 1.5  # iFAM looks twice, in twice the size
