@@ -22,6 +22,7 @@ OTHERWISE = {
     "surely": "--sure 0.7",
     "mask gradient": "--mask-gradient True",
     "never hidden": "--mask-dropout 0",
+    "frozen selector": "--tune-selector nothing",
     "unbalanced": "--balance none",
     "balanced draws": "--balance classes",
     "not averaged": "--average None",

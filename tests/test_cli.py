@@ -205,13 +205,18 @@ def test_the_demo_shows_what_it_says(tmp_path):
         assert metrics["adjusted"]["low"] > metrics["worst_group"]["high"], "the shortcut must show"
     worst = {
         run: json.loads((tmp_path / "demo" / run / "metrics.json").read_text())["splits"]["test"]["worst_group"]
-        for run in ("erm", "ifam", "patches", "pixels")
+        for run in ("probe", "a2", "erm", "ifam", "patches", "pixels")
     }
-    for less, more in (("erm", "ifam"), ("erm", "patches"), ("patches", "pixels"), ("ifam", "pixels")):
-        assert worst[more]["low"] > worst[less]["high"], "less background, a better worst group"
-    assert out.count("blind  Blind outside its sight") == 3
+    less_and_more = (
+        ("probe", "a2"), ("probe", "ifam"), ("erm", "patches"), ("patches", "pixels"), ("a2", "pixels"),
+        ("ifam", "pixels"),
+    )  # fmt: skip
+    for less, more in less_and_more:
+        assert worst[more]["low"] > worst[less]["high"], f"{more} sees less background than {less}, so it does better"
+    assert out.count("blind  Blind outside its sight") == 4
     assert out.count("leaks  Not blind") == 1
-    for name, verdict in (("ifam", "blind"), ("patches", "blind"), ("pixels", "blind"), ("late", "leaks")):
+    for name in ("a2", "ifam", "patches", "pixels", "late"):
+        verdict = "leaks" if name == "late" else "blind"
         assert json.loads((tmp_path / "demo" / f"{name}.json").read_text())["verdict"] == verdict
     with Image.open(tmp_path / "demo" / "sight.png") as picture:
         assert picture.size[0] > 500
