@@ -25,7 +25,8 @@ from .data.images import find_images, read_image, to_tensor
 from .data.rows import Rows, fingerprint, read_rows
 from .errors import UserError
 from .evaluate import evaluate
-from .load import Model, load
+from .intervene import load_corrected
+from .load import Model
 from .metrics import Metrics, read_metrics
 from .predict import answer, make_accelerator
 from .runs import NEUTRAL, Run, read_run
@@ -52,7 +53,7 @@ class Asked:
 
 def assess(command: Evaluate) -> Path:
     """Answers and metrics of a run on a split of its own data, or of others; the folder they are in."""
-    accelerator, model = opened(command.run, command.device)
+    accelerator, model = opened(command.run, command.device, intervention=command.intervention)
     asked = data_asked_for(command, model.run)
     nine = imagenet9_map(model, asked.rows)
     rows = with_classes_of(model, asked.rows, asked.path) if nine is None else in_a_thousand(asked.rows, nine, model)
@@ -76,10 +77,10 @@ def assess(command: Evaluate) -> Path:
     return folder
 
 
-def opened(folder: Path, device: str) -> tuple[Accelerator, Model]:
-    """A trained model, and where to measure it: as exactly as it was trained."""
+def opened(folder: Path, device: str, *, intervention: bool = False) -> tuple[Accelerator, Model]:
+    """A trained model, and where to measure it: as exactly as it was trained; or with what was kept to correct it."""
     accelerator = make_accelerator(device, read_run(folder).facts.get("config", {}).get("precision", "fp32"))
-    return accelerator, load(folder, str(accelerator.device))
+    return accelerator, load_corrected(folder, str(accelerator.device), intervention, aloud=accelerator.is_main_process)
 
 
 def data_asked_for(command: Evaluate, run: Run) -> Asked:
@@ -121,10 +122,11 @@ def data_asked_for(command: Evaluate, run: Run) -> Asked:
 def folder_for(command: Evaluate, run: Run, asked: Asked) -> Path:
     """Made before the work, so that it is not done in vain."""
     option = (command.layout or "").partition(":")[2]
-    name = "-".join(filter(None, ["on", asked.path.resolve().stem, option, asked.fingerprint[:8]]))
-    folder = command.out or (run.folder if asked.own else run.folder / name)
-    if not asked.own and folder.resolve() == run.folder.resolve():
-        raise UserError(f"{folder}: is for the run's own data; choose another --out")
+    changed = run.facts.get("intervention", {}).get("folder")
+    other = () if asked.own else ("on", asked.path.resolve().stem, option, asked.fingerprint[:8])
+    folder = command.out or run.folder / "-".join(filter(None, (*other, changed)))
+    if (changed or not asked.own) and folder.resolve() == run.folder.resolve():
+        raise UserError(f"{folder}: is for the run's own data, as it was trained; choose another --out")
     make_folder(folder / "predictions")
     return folder
 
@@ -141,7 +143,9 @@ def metrics_before(folder: Path, run: Run, asked: Asked) -> dict[str, Any]:
         content["data"] = {"name": asked.rows.name, "fingerprint": asked.fingerprint, "own": asked.own, "notes": notes}
     before = read_metrics(path) if path.exists() else {"splits": {}}
     refuse_other_data(path, before.get("data", {}).get("fingerprint", asked.fingerprint), asked)
-    return before | content
+    changed = run.facts.get("intervention")
+    before = before if before.get("intervention") == changed else {"splits": {}}
+    return before | content | ({"intervention": changed} if changed else {})
 
 
 def refuse_other_data(path: Path, known: str, asked: Asked) -> None:
@@ -236,7 +240,8 @@ class Guesses:
 def predict_pictures(command: Predict) -> Guesses:
     """A line per picture: the answer and the probability of every class."""
     device = make_accelerator(command.device).device
-    model = load(command.run, str(device))
+    correctable = command.intervention and command.mask is None  # a mask takes the place of all that there is
+    model = load_corrected(command.run, str(device), correctable)
     if command.overlay is not None and sees_everything(model):
         raise UserError("--overlay: this method sees the whole picture, so there is nothing to draw")
     paths = find_images(command.images)
@@ -247,7 +252,7 @@ def predict_pictures(command: Predict) -> Guesses:
         pictures = read_those_that_can(paths, range(start, min(start + command.batch, len(paths))))
         if not pictures:
             continue
-        prediction = model.predict(list(pictures.values()))
+        prediction = model.predict(list(pictures.values()), *filter(None, [command.mask]))
         for i, shares in zip(pictures, prediction.probabilities.cpu().tolist(), strict=True):
             values = [str(paths[i]), model.classes[int(np.argmax(shares))], *shares]
             lines.append(dict(zip(columns, values, strict=True)))
@@ -348,8 +353,10 @@ def run_in(folder: Path) -> Run:
     above = folder.resolve().parent
     if (folder / "run.json").exists() or not ((folder / "metrics.json").exists() and (above / "run.json").exists()):
         return read_run(folder)
-    facts = read_run(above).facts
-    return Run(folder, facts | {"data": facts["data"] | {"group_names": []}})  # its groups are not those of training
+    facts, content = read_run(above).facts, read_metrics(folder / "metrics.json")
+    own = content.get("data", {}).get("own")
+    data = facts["data"] | ({} if own else {"group_names": []})  # other data's groups are not those of training
+    return Run(folder, facts | {"data": data, "intervention": content.get("intervention")})
 
 
 def settings_of(run: Run) -> str:
@@ -357,7 +364,8 @@ def settings_of(run: Run) -> str:
     ignored = NEUTRAL | {"seed", "split_seed"}
     try:
         settings = {name: value for name, value in run.facts["config"].items() if name not in ignored}
-        return json.dumps([run.facts["method"], settings, run.facts["data"]["fingerprint"]], sort_keys=True)
+        changed = (run.facts.get("intervention") or {}).get("kind")
+        return json.dumps([run.facts["method"], settings, run.facts["data"]["fingerprint"], changed], sort_keys=True)
     except KeyError as error:
         raise UserError(f"{run.folder / 'run.json'}: says nothing about {error}; train this run again") from None
 

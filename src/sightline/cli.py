@@ -10,6 +10,9 @@ import tyro
 
 from .config import (
     A2,
+    S2,
+    A2Adapter,
+    A2Dfr,
     Backbones,
     CentreCrop,
     Check,
@@ -17,11 +20,13 @@ from .config import (
     Convert,
     Data,
     Demo,
+    Dfr,
     EarlyMask,
     Erm,
     Evaluate,
     Ifam,
     Import,
+    Intervene,
     LateMask,
     Localize,
     Pdiscoformer,
@@ -43,7 +48,11 @@ Command = (
     | Annotated[
         Annotated[Erm, sub("erm")]
         | Annotated[Probe, sub("probe")]
+        | Annotated[S2, sub("s2")]
+        | Annotated[Dfr, sub("dfr")]
         | Annotated[A2, sub("a2")]
+        | Annotated[A2Adapter, sub("a2-adapter")]
+        | Annotated[A2Dfr, sub("a2-dfr")]
         | Annotated[CentreCrop, sub("centre-crop")]
         | Annotated[RandomCrop, sub("random-crop")]
         | Annotated[Ifam, sub("ifam")]
@@ -60,6 +69,7 @@ Command = (
     | Annotated[Evaluate, sub("evaluate")]
     | Annotated[Localize, sub("localize")]
     | Annotated[Shape, sub("shape")]
+    | Annotated[Intervene, sub("intervene")]
     | Annotated[Predict, sub("predict")]
     | Annotated[Compare, sub("compare")]
     | Annotated[Verify, sub("verify")]
@@ -89,6 +99,7 @@ def run(command) -> int:
         Evaluate: evaluate,
         Localize: localize,
         Shape: shape,
+        Intervene: intervene,
         Predict: predict,
         Compare: compare,
         Verify: verify,
@@ -215,6 +226,22 @@ def shape(command: Shape) -> int:
     if is_main_process():
         print(found.sentence)
         print(f"Every group and the probe's answers are in {path.parent}.")
+    return 0
+
+
+def intervene(command: Intervene) -> int:
+    from rich.console import Console
+
+    from .intervene import correct
+    from .search import table
+
+    outcome = correct(command)
+    if is_main_process():
+        console = Console(highlight=False)
+        if outcome.measured is not None and (command.find or not command.changes):
+            console.print(table(outcome.measured))
+        for sentence in outcome.sentences:
+            console.print(sentence, soft_wrap=True, markup=False)
     return 0
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from .config import Loop, Train
+from .config import Dfr, Loop, Train
 from .data.augment import PRESETS, Augment, Pictures
 from .data.batches import Batch, Batches, balanced
 from .data.cache import Cache
@@ -228,6 +228,11 @@ def refuse_hopeless(config: Train, rows: Rows) -> None:
     complaints = [
         (config.batch < 1, f"--batch {config.batch}: must be at least 1"),
         (config.workers < 0, f"--workers {config.workers}: must not be negative"),
+        (
+            isinstance(config, Dfr) and rows.groups is None,
+            f"{config.data}: {config.method} needs groups, and these data have none; give them a group column, or "
+            "train a probe",
+        ),
         (
             config.select == "worst-group" and rows.groups is None,
             "--select worst-group: these data have no groups; give them a group column, or select by worst-class",

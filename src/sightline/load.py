@@ -8,14 +8,14 @@ from typing import cast
 
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from .checkpoint import load_tensors
-from .data.images import read_image, to_tensor, upright_rgb
+from .data.images import mask_to_tensor, read_image, read_mask, to_tensor, upright_rgb
 from .errors import UserError
 from .methods import builder_of
 from .runs import Run, config_of, read_run
-from .sight import Method, Prediction
+from .sight import Method, Prediction, Sight
 from .vit import Input
 
 
@@ -29,13 +29,28 @@ class Model:
     run: Run
 
     @torch.no_grad()
-    def predict(self, pictures: str | Path | Image.Image | list[str | Path | Image.Image]) -> Prediction:
-        """Answers for one picture or several, as files or as Pillow images."""
+    def predict(
+        self, pictures: str | Path | Image.Image | list[str | Path | Image.Image], mask: str | Path | None = None
+    ) -> Prediction:
+        """Answers for one picture or several, as files or as Pillow images. A `mask` of one picture, bright where it
+        may be seen, takes the place of where the method would look."""
         several = pictures if isinstance(pictures, list) else [pictures]
         opened = [upright_rgb(one) if isinstance(one, Image.Image) else read_image(one) for one in several]
         device = next(cast(nn.Module, self.method).parameters()).device
         images = torch.stack([to_tensor(one, self.expects) for one in opened]).to(device)
-        return self.method.judge(images, self.method.look(images))
+        sight = self.method.look(images) if mask is None else self._drawn(Path(mask), opened, images)
+        return self.method.judge(images, sight)
+
+    def _drawn(self, path: Path, pictures: list[Image.Image], images: Tensor) -> Sight:
+        from .intervene import told
+
+        if len(pictures) != 1:
+            raise UserError(f"{path}: one mask is for one picture, not for {len(pictures):,}")
+        mask, picture = read_mask(path), pictures[0]
+        if mask.size != picture.size:
+            sizes = " but its picture has ".join("{}×{} pixels".format(*one.size) for one in (mask, picture))
+            raise UserError(f"{path}: {sizes}")
+        return told(self.method, images, mask_to_tensor(mask, self.expects)[None].to(images.device))
 
 
 def load(folder: str | Path, device: str = "cpu") -> Model:

@@ -273,7 +273,7 @@ def localize_run(command: Localize) -> tuple[Localization, Path]:
     """A trained model on a split of its own data or of others, and the file that says so."""
     from .assess import data_asked_for, folder_for, opened, save_plainly
 
-    accelerator, model = opened(command.run, command.device)
+    accelerator, model = opened(command.run, command.device, intervention=command.intervention)
     asked = data_asked_for(command, model.run)
     indices = asked.rows.where(command.split)
     if not len(indices):

@@ -80,13 +80,16 @@ def answer_batches(method: Method, rows: Rows, batches: Batches, accelerator: Ac
     def logits(images: Tensor, masks: Tensor | None) -> Tensor:
         return method.judge(images, sight_to_answer(method, images, masks)).logits
 
-    found = over_batches(logits, batches, accelerator)
-    order = batches.indices
+    return answers_from(rows, batches.indices, over_batches(logits, batches, accelerator))
+
+
+def answers_from(rows: Rows, order: np.ndarray, logits: np.ndarray) -> Answers:
+    """What these logits [n, C] say of the rows `order`."""
     splits = {SPLITS[i] for i in np.unique(rows.splits[order])}
     return Answers.from_logits(
         [rows.images[i] for i in order],
         rows.labels[order],
-        found,
+        logits,
         rows.classes,
         None if rows.groups is None else rows.groups[order],
         rows.group_names,

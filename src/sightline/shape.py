@@ -114,7 +114,7 @@ def shape_run(command: Shape, seen: dict[str, np.ndarray] | None = None) -> tupl
     """
     from .assess import data_asked_for, folder_for, make_folder, measure, opened, save_plainly
 
-    accelerator, model = opened(command.run, command.device)
+    accelerator, model = opened(command.run, command.device, intervention=command.intervention)
     asked = data_asked_for(command, model.run)
     rows = asked.rows
     for split in (needed := dict.fromkeys(["train", "val", command.split])):

@@ -17,7 +17,7 @@ from .config import Verify
 from .data.images import find_images, mask_to_tensor, read_image, read_mask, to_tensor
 from .data.toy import make_toy
 from .errors import UserError
-from .load import load
+from .intervene import load_corrected
 from .methods.pair import Pair
 from .predict import needs_masks
 from .sight import Sight, Told
@@ -94,7 +94,7 @@ def on_device(name: str) -> torch.device:
 
 
 def run_subject(command: Verify) -> Subject:
-    model = load(command.model)
+    model = load_corrected(Path(command.model), "cpu", command.intervention)
     method = cast(nn.Module, model.method)
     patch = next((m.config.patch for m in method.modules() if isinstance(m, ViT)), 1)
     images, masks = pictures(command, sized(command, model.expects, patch))

@@ -102,9 +102,9 @@ def conclude(model: Method, desk: Desk, config: Train) -> None:
             answers.save_csv(folder / f"{split}.csv")
             metrics[split] = evaluate(answers, train_group_counts=train_counts(desk.rows)).to_dict()
     if main:
-        rule = {"selected_by": config.selects, "selected_on": "val" if config.selects else None}
-        text = json.dumps(rule | {"splits": metrics}, indent=1, ensure_ascii=False) + "\n"
-        save_text(desk.run.folder / "metrics.json", text)
+        rule = desk.run.facts["selection"]
+        content = {"selected_by": rule["metric"], "selected_on": rule["on"], "splits": metrics}
+        save_text(desk.run.folder / "metrics.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         desk.run.note(state="finished")
     desk.accelerator.wait_for_everyone()
 

@@ -19,6 +19,8 @@ class Evaluate:
     layout: str | None = None
     """Of published data, perhaps with an option: imagenet9:mixed_rand, metashift-animals:3."""
     split: Literal["train", "val", "test"] = "test"
+    intervention: bool = True
+    """Apply the intervention that is kept with the run, if any; its figures have a folder of their own."""
     batch: int = 64
     workers: int = 2
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -63,6 +65,10 @@ class Predict:
     """A .csv or .json file. Default: CSV on the screen."""
     overlay: Path | None = None
     """Folder for pictures of what was seen, where the method does not see everything."""
+    intervention: bool = True
+    """Apply the intervention that is kept with the run, if any."""
+    mask: Path | None = None
+    """For one picture: show the model what is bright in this mask, instead of what it would look at."""
     batch: int = 64
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
@@ -108,6 +114,8 @@ class Verify:
     """For your own module: the keyword of its forward that takes the mask, bool [B, H, W] over patches."""
     like: str | None = None
     """For a weights file that cannot tell: the known backbone it is like."""
+    intervention: bool = True
+    """For a run: with the intervention that is kept with it, if any."""
     limit: int = 16
     """Take at most this many pictures."""
     draws: int = 5

@@ -34,6 +34,66 @@ class Probe(Train):
     def selects(self) -> str | None:
         return None if self.plain else self.select
 
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """The splits whose features it needs."""
+        return "train", "val"
+
+    @property
+    def chooses_on(self) -> str:
+        """Which pictures choose, where there is a choice."""
+        return "val"
+
+
+@dataclass(frozen=True)
+class S2(Probe):
+    """Logistic regression on frozen features of the picture at several scales, the larger ones in tiles (S²)."""
+
+    scales: tuple[int, ...] = (1, 2)
+    """How many tiles a side has at each scale. Pictures are enlarged to what that takes, as in the paper."""
+    size: int | None = None
+    """Side of the pictures that all scales are made from, in pixels; more than the backbone expects keeps more detail
+    in the larger scales. Tiles are of what it expects, or of --size where that is less."""
+
+    method: ClassVar[str] = "s2"
+
+
+@dataclass(frozen=True)
+class Dfr(Probe):
+    """Logistic regression on frozen features, fitted to groups of equal size (DFR). It uses group labels."""
+
+    kind: Literal["val", "train"] = "val"
+    """What is fitted: the validation data, half of which choose before all are fitted; or four fifths of the training
+    data, for which the last fifth choose. The other split is not used."""
+    select: Literal["worst-group", "worst-class", "balanced", "accuracy", "auc"] = "worst-group"
+    """What C and class weights are chosen by."""
+    refits: int = 20
+    """How many subsets with groups of equal size are drawn, and the fits to them averaged."""
+    weigh_classes: bool = True
+    """With two classes, also choose how much more one of them counts, up to 1,000 times."""
+    floor: int = 1
+    """Leave out groups of fewer pictures: all others are cut to the size of the smallest."""
+
+    plain: ClassVar[bool] = False  # no flag: features are always standardised  # ty: ignore[incompatible-attribute-override]
+    method: ClassVar[str] = "dfr"
+
+    @property
+    def selects(self) -> str | None:
+        return f"{self.select} (DFR-{self.kind.capitalize()}: fitted and chosen with group labels)"
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        return (self.kind,)
+
+    @property
+    def one_in(self) -> int:
+        """How many pictures come to one that chooses."""
+        return {"val": 2, "train": 5}[self.kind]
+
+    @property
+    def chooses_on(self) -> str:
+        return {"val": "half of val", "train": "a fifth of train"}[self.kind]
+
 
 @dataclass(frozen=True)
 class CentreCrop(Probe):
@@ -101,6 +161,13 @@ class A2(RandomCrop):
             return super().folder
         where, what = (Path(name).stem.replace(":", "-") for name in (self.where, self.backbone))
         return Path("runs") / f"{self.data.stem}-{self.method}-{where}-{what}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class A2Dfr(Dfr, A2):
+    """A², fitted to groups of equal size (DFR): blind to everything but its crops. It uses group labels."""
+
+    method: ClassVar[str] = "a2-dfr"
 
 
 @dataclass(frozen=True)
@@ -234,3 +301,53 @@ class LateMask(EarlyMask):
     """See everything, and average only what given masks show: not blind, and the rival of early masking."""
 
     method: ClassVar[str] = "late-mask"
+
+
+@dataclass(frozen=True)
+class A2Adapter(Probe):
+    """A² for what attention ignores: about 3,000 parameters learn to look where a logistic regression can answer from.
+
+    --backbone says what it is, --where says where to look. Crops are chosen among candidates, the same in all pictures.
+    """
+
+    where: str | None = None
+    """The backbone whose attention is adapted. Default: the same."""
+    layer: int = -1
+    """The block to take it from: 0 is the first, -1 the last."""
+    heads: str = "mean"
+    """How its heads are joined: mean, entropy, lowest, max, or the number of a single head (from 0)."""
+    adapter: Literal["tokens", "map"] = "tokens"
+    """What the adapter sees: the token of each patch, or the map as a whole."""
+    candidates: tuple[str, ...] = ("1/7", "2/7")
+    """Sides of the crops to choose among: shares of the picture's, or pixels; as many as fit without overlap (49 + 9),
+    or so many side by side: 1/7x3 2/7x7 is what the paper prints."""
+    crops: int = 1
+    """How many of them to look at."""
+    size: int | None = None
+    """Side of the pictures that crops are cut from, in pixels; more than the backbone expects keeps more detail."""
+    pictures: int = 8192
+    """At most so many training pictures teach the adapter; logistic regression has all of them."""
+    steps: int = 1000
+    """Of Adam. 0 leaves the attention as it is: the baseline, with the same candidates."""
+    lr: float = 1e-3
+    support: int = 256
+    """Pictures that logistic regression is fitted on in each step."""
+    query: int = 256
+    """Others, that it is then asked about."""
+    noise: float = 0.05
+    """Added to scores from 0 to 1 while choosing, at first; it falls to 0."""
+    draws: int = 500
+    """Of that noise, for each picture."""
+    fit_steps: int = 10
+    """Of gradient descent, from zero, in each fit."""
+    fit_rate: float = 1.0
+    """Their length, as a multiple of the longest that never overshoots."""
+
+    method: ClassVar[str] = "a2-adapter"
+
+    @property
+    def folder(self) -> Path:
+        if self.out or self.where is None:
+            return super().folder
+        where, what = (Path(name).stem.replace(":", "-") for name in (self.where, self.backbone))
+        return Path("runs") / f"{self.data.stem}-{self.method}-{where}-{what}-{self.seed}"

@@ -11,7 +11,11 @@ from collections.abc import Callable
 FILES = {
     "erm": "erm",
     "probe": "probe",
+    "s2": "probe",
+    "dfr": "dfr",
     "a2": "a2",
+    "a2-adapter": "a2_adapter",
+    "a2-dfr": "dfr",
     "centre-crop": "a2",
     "random-crop": "a2",
     "pdiscoformer": "pdiscoformer",

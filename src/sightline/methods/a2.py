@@ -23,7 +23,7 @@ from ..where.attention import AGGREGATES, Heads
 from ..where.crops import CentreSight, CropSight, RandomSight, in_pixels
 from .erm import note_backbone, note_where, noted_where, open_backbone
 from .pair import Pair
-from .probe import Fitted, fit_probe, keep_fitted, set_head
+from .probe import Fit, Fitted, fit_probe, keep_fitted, seen_at_once, set_head
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -118,23 +118,25 @@ def make_random_crop(config: RandomCrop, rows: Rows, run: Run, accelerator: Acce
     return make(config, [Crops((), seed=config.seed)], None, rows, run, accelerator)
 
 
-def make_a2(config: A2, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+def make_a2(
+    config: A2, rows: Rows, run: Run, accelerator: Accelerator, fit: Fit = fit_probe
+) -> tuple[nn.Module, Input]:
     name = config.where or config.backbone
     vit = load_backbone(name, classes=0, seed=config.seed)
     for layer in config.layer:
         if not -vit.config.depth <= layer < vit.config.depth:
             raise UserError(f"--layer {layer}: {name} has {vit.config.depth} blocks, 0 to {vit.config.depth - 1}")
     looks = [Crops((), layer, heads_of(heads, vit.config)) for layer in config.layer for heads in config.heads]
-    return make(config, looks, vit, rows, run, accelerator)
+    return make(config, looks, vit, rows, run, accelerator, fit)
 
 
 def make(
-    config: CentreCrop, looks: list[Crops], where: ViT | None, rows: Rows, run: Run, accelerator: Accelerator
-) -> tuple[nn.Module, Input]:
+    config: CentreCrop, looks: list[Crops], where: ViT | None, rows: Rows, run: Run, accelerator: Accelerator,
+    fit: Fit = fit_probe,
+) -> tuple[nn.Module, Input]:  # fmt: skip
     """Every way of looking with every plan of crops; the one that scores best on validation data is kept."""
     vit, expects = open_backbone(config, 0)
-    patch, made_for = vit.config.patch, vit.config.input.size
-    h, w = (min(pair) // patch * patch for pair in zip(expects.size, made_for, strict=True))
+    size = seen_at_once(vit, expects)
     todo = [(replace(look, sides=sides), counts) for look in looks for sides, counts in plans(config)]
     if not todo:
         raise UserError("--crop, --layer, --heads: name at least one of each")
@@ -142,30 +144,31 @@ def make(
         refuse_crowds(crops, expects.size)
     best, tried = None, {}
     for crops, counts in todo:
-        what = BoxProbe(vit, (h, w), len(crops.sides))
-        for count, fitted in fits(config, crops.sight(where), what, counts, expects, rows, run, accelerator):
+        what = BoxProbe(vit, size, len(crops.sides))
+        for count, fitted in fits(config, crops.sight(where), what, counts, expects, rows, run, accelerator, fit):
             tried[crops.first(count).words] = fitted.score
             if best is None or fitted.score > best[1].score:
                 best = crops.first(count), fitted
     assert best is not None, "there is always a plan"
     crops, fitted = best
-    what = BoxProbe(vit, (h, w), len(crops.sides), len(rows.classes))
+    what = BoxProbe(vit, size, len(crops.sides), len(rows.classes))
     set_head(cast(nn.Linear, what.head), fitted.linear)
     model = Pair(cast(Look, crops.sight(where)), what).to(accelerator.device).eval()
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
         note_where(run, where)
-        rule = f"highest {config.select} on val, the first where they tie"
-        run.note(crops=asdict(crops) | {"size": [h, w], "rule": rule})
+        rule = f"highest {config.select} on {config.chooses_on}, the first where they tie"
+        run.note(crops=asdict(crops) | {"size": list(size), "rule": rule})
         keep_fitted(run, model, fitted, config, {"crops": crops.words, "tried_crops": tried})
         if len(tried) > 1:
-            print(f"Looking by {crops.words}: {config.select} {fitted.score:.1%} on val, the best of {len(tried)}.")
+            found = f"{config.select} {fitted.score:.1%} on {config.chooses_on}"
+            print(f"Looking by {crops.words}: {found}, the best of {len(tried)}.")
     return model, expects
 
 
 def fits(
     config: CentreCrop, where: nn.Module, what: BoxProbe, counts: tuple[int, ...], expects: Input, rows: Rows, run: Run,
-    accelerator: Accelerator,
+    accelerator: Accelerator, fit: Fit,
 ) -> Iterator[tuple[int, Fitted]]:  # fmt: skip
     """A logistic regression for each number of crops. Earlier crops do not depend on later ones, nor do features."""
     looking = cast(Look, where)
@@ -174,11 +177,11 @@ def fits(
             lambda images: what.embed(images, looking.look(images)), [where, what], rows, rows.where(split), expects,
             accelerator, config.cache or run.folder / "features", batch=config.batch, workers=config.workers,
         )
-        for split in ("train", "val")
+        for split in config.uses
     }  # fmt: skip
     width = what.vit.config.width
     for count in counts:
-        yield count, fit_probe(config, rows, {split: each[:, : count * width] for split, each in features.items()})
+        yield count, fit(config, rows, {split: each[:, : count * width] for split, each in features.items()})
 
 
 def build_a2(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:

@@ -23,6 +23,8 @@ from ..what.masked import MaskedViT, SoftlyMaskedViT
 from ..what.zoom import Zoom, passing, zoom_boxes, zoom_in
 from ..where.fine import Fine, fine_share
 from ..where.parts import (
+    Claims,
+    Correction,
     PartDiscovery,
     Parts,
     foreground,
@@ -34,6 +36,7 @@ from ..where.parts import (
 from .erm import backbone_groups, note_backbone, note_where, noted_where, open_backbone
 from .pdiscoformer import (
     Draws,
+    Found,
     How,
     PartLearner,
     exact,
@@ -80,14 +83,43 @@ class IFam(PartLearner):
     def blind(self) -> bool:
         return not self.how.soft
 
-    def look(self, images: Tensor) -> Sight:
-        parts, scores = self.discover(images)
+    def find(self, images: Tensor) -> Found:
+        found = super().find(images)
+        if self.pixels is None or not self.pixels.look_again:
+            return found
+        views, windows = self.closer(images, fine_share(foreground(found.deciding.scores), images, self.pixels.fine))
+        return replace(found, deciding=Claims.of(*self.discover(views)), windows=windows, views=views)
+
+    def again(self, images: Tensor, found: Found) -> Found:
+        return found if found.windows is None else replace(found, views=self.enlarged(images, found.windows))
+
+    def decide(self, images: Tensor, found: Found, correction: Correction | None = None) -> Sight:
+        """Whatever is corrected, the window that was looked at again stays: nothing has to be found anew."""
+        correction = correction or Correction()
         if self.how.soft:
-            return Sight(keep=parts.shares[:, :-1].amax(dim=1) > 0.5, parts=parts.shares)
+            parts = correction.shares(found.maps)
+            return Sight(keep=parts[:, :-1].amax(dim=1) > 0.5, parts=parts)
         if self.pixels is None:
-            return Sight(keep=hard_keep(scores), parts=parts.shares)
-        keep, keep_pixels = self.kept(images, self.share(images, scores, lambda closer: self.discover(closer)[1]))
-        return Sight(keep=keep, keep_pixels=keep_pixels, parts=parts.shares)
+            return super().decide(images, found, correction)
+        share = correction.foreground(found.deciding)
+        if found.windows is None:
+            share = fine_share(share, images, self.pixels.fine)
+        else:
+            assert found.views is not None
+            share = put_back(fine_share(share, found.views, self.pixels.fine), found.windows)
+        keep, keep_pixels = self.kept(images, share)
+        if found.windows is not None:  # distances are those of the closer look, and the maps are not
+            correction = replace(correction, farthest=None)
+        return Sight(keep=keep, keep_pixels=keep_pixels, parts=correction.shares(found.maps))
+
+    def look_at(self, images: Tensor, masks: Tensor) -> Sight:
+        """Where a user says, bool [B, h, w], to the pixel or by patches that are half inside; no parts are found."""
+        if self.how.soft:
+            raise UserError("this method weighs patches by their parts, so that it cannot be shown a mask")
+        if self.pixels is None:
+            return Sight.of_pixels(masks, self.what.vit.grid(images), at_least=0.5, exact=False)
+        keep, keep_pixels = self.kept(images, masks.float())
+        return Sight(keep=keep, keep_pixels=keep_pixels)
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         return self.what.judge(images, sight)
@@ -114,10 +146,16 @@ class IFam(PartLearner):
     def closer(self, images: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """The window around the sight, enlarged, and where it is: the first stage may see all of it."""
         assert self.pixels is not None
-        assert isinstance(self.what, MaskedViT)
-        visible, size = share >= self.pixels.fine.sure, (images.shape[2], images.shape[3])
+        visible = share >= self.pixels.fine.sure
         windows = zoom_boxes(visible, margin=self.WINDOW.margin, smallest=self.WINDOW.smallest)
-        return zoom_in(images, torch.ones_like(visible), windows, size, self.what.vit.mean)[0], windows
+        return self.enlarged(images, windows), windows
+
+    def enlarged(self, images: Tensor, windows: Tensor) -> Tensor:
+        """[B, 3, h, w]"""
+        assert isinstance(self.what, MaskedViT)
+        size = (images.shape[2], images.shape[3])
+        everything = images.new_ones(len(images), *size, dtype=torch.bool)
+        return zoom_in(images, everything, windows, size, self.what.vit.mean)[0]
 
     # ---- training ----------------------------------------------------------------------------------------------------
 

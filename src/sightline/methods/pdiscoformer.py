@@ -15,7 +15,7 @@ from ..lessons import Group, Learner, Lesson
 from ..sight import Prediction, Sight
 from ..vit import Input, ViT, ViTConfig
 from ..where.part_losses import shaping_losses
-from ..where.parts import PartDiscovery, Parts, freeze, hard_keep
+from ..where.parts import Claims, Correction, PartDiscovery, Parts, freeze
 from .erm import backbone_groups, note_backbone, open_backbone
 
 if TYPE_CHECKING:
@@ -77,10 +77,39 @@ class Draws:
     keep_masked: Tensor  # bool [B, K]: the parts that the second stage may see
 
 
+@dataclass(frozen=True)
+class Found:
+    """What the first stage found in B images, whatever is made of it: to look again costs, to decide again does not."""
+
+    maps: Claims  # of the whole picture
+    deciding: Claims  # on what may be seen: the same, but for another draw of noise, or a closer look
+    windows: Tensor | None = None  # int [B, 4]: where that closer look was
+    views: Tensor | None = None  # [B, 3, h, w]: and at what
+    features: Tensor | None = None  # [B, D, H, W], if the answer is pooled from them
+
+    def kept(self) -> Found:
+        """On the CPU, without what can be cut out of the pictures again."""
+        return replace(self, views=None).to("cpu")
+
+    def to(self, device: torch.device | str) -> Found:
+        maps = Claims(*(one.to(device) for one in (self.maps.scores, self.maps.distances)))
+        same = self.deciding is self.maps
+        deciding = maps if same else Claims(self.deciding.scores.to(device), self.deciding.distances.to(device))
+        others = {name: getattr(self, name) for name in ("windows", "views", "features")}
+        return Found(maps, deciding, **{k: None if v is None else v.to(device) for k, v in others.items()})
+
+    @property
+    def bytes(self) -> int:
+        claims = [self.maps] if self.deciding is self.maps else [self.maps, self.deciding]
+        tensors = [*(t for c in claims for t in (c.scores, c.distances)), self.windows, self.views, self.features]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
 class PartLearner(Learner):
     """What learns to discover parts, and perhaps something more from them."""
 
     where: PartDiscovery
+    pools = False  # the answer is made of the first stage's own features
 
     def __init__(self, where: PartDiscovery, how: How):
         super().__init__()
@@ -91,8 +120,29 @@ class PartLearner(Learner):
 
     def look(self, images: Tensor) -> Sight:
         """Every patch that is more likely of a part than of the background."""
+        return self.decide(images, self.find(images))
+
+    def find(self, images: Tensor) -> Found:
+        """The costly half of looking."""
         parts, scores = self.discover(images)
-        return Sight(keep=hard_keep(scores), parts=parts.shares)
+        maps = Claims.of(parts, parts.scores)
+        deciding = maps if scores is parts.scores else Claims.of(parts, scores)
+        return Found(maps, deciding, features=parts.features if self.pools else None)
+
+    def again(self, images: Tensor, found: Found) -> Found:  # noqa: ARG002 (only a closer look needs them)
+        """What was kept of it, with all that deciding needs of the pictures."""
+        return found
+
+    def decide(self, images: Tensor, found: Found, correction: Correction | None = None) -> Sight:  # noqa: ARG002
+        """The cheap half: what may be seen, perhaps not as the first stage would have it."""
+        correction = correction or Correction()
+        return Sight(keep=correction.keep(found.deciding), parts=correction.shares(found.maps))
+
+    def answer(self, images: Tensor, found: Found, correction: Correction | None = None) -> Prediction:
+        return self.judge(images, self.decide(images, found, correction))
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        raise NotImplementedError
 
     def discover(self, images: Tensor) -> tuple[Parts, Tensor]:
         """In evaluation: the parts, and the scores that decide what is kept. The same ones, without noise, unless the
@@ -149,11 +199,22 @@ class PDiscoFormer(PartLearner):
     """Answers from the parts' embeddings, which have seen everything."""
 
     blind = False
+    pools = True
     heeds_sight = False  # `judge` discovers the parts itself, so that looking before is in vain
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         parts, _ = self.discover(images)
         return Prediction(self.where.class_logits(self.where.embed(parts)), sight)
+
+    def answer(self, images: Tensor, found: Found, correction: Correction | None = None) -> Prediction:
+        """Too distant patches are pooled with the background; then, dropped parts do not answer."""
+        correction, scores = correction or Correction(), found.maps.scores
+        assert found.features is not None
+        shares = replace(correction, drop=()).shares(found.maps)
+        embeddings = self.where.embed(Parts(found.features, scores, scores, shares))
+        answering = [part for part in range(self.where.parts) if part not in correction.drop]
+        logits = self.where.part_scores(embeddings)[:, :, answering].mean(dim=2)
+        return Prediction(logits, self.decide(images, found, correction))
 
 
 def selector(vit: ViT, config: dict[str, Any], classes: int) -> PartDiscovery:

@@ -1,9 +1,9 @@
-"""Logistic regression on frozen features: of the whole picture, or of nothing but boxes in it (A²)."""
+"""Logistic regression on frozen features: of the whole picture, at scales (S²), or of nothing but boxes in it (A²)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,29 @@ class Linear:
     def logits(self, features: np.ndarray) -> np.ndarray:
         return (features @ self.weight.T + self.bias).astype(np.float32)
 
+    @classmethod
+    def of(cls, present: np.ndarray, coef: np.ndarray, intercept: np.ndarray, classes: int, c: float) -> Linear:
+        """From the rows that scikit-learn gives for the classes there are examples of; one row is for two classes."""
+        weight, bias = np.zeros((classes, coef.shape[1])), np.full(classes, -np.inf)
+        if len(present) == 2:  # the log odds of the second class
+            weight[present[1]], bias[present] = coef[0], (0.0, intercept[0])
+        else:
+            weight[present], bias[present] = coef, intercept
+        bias[np.isinf(bias)] = bias[np.isfinite(bias)].min() - 1e4  # classes without an example are never the answer
+        return cls(weight, bias, c, standardized=False)
+
+    def on_raw(self, mean: np.ndarray, std: np.ndarray) -> Linear:
+        """The same answers from features as they were before they were standardised."""
+        weight = self.weight / std
+        return replace(self, weight=weight, bias=self.bias - weight @ mean, standardized=True)
+
+
+def standardised(features: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features (float64), and the means and deviations that have been taken out of them."""
+    features = features.astype(np.float64)
+    mean, std = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-12)
+    return (features - mean) / std, mean, std
+
 
 def fit_logistic(
     features: np.ndarray, labels: np.ndarray, classes: int, *, c: float = 1.0, standardize: bool
@@ -35,19 +58,14 @@ def fit_logistic(
     """Multinomial, L2, to convergence: scikit-learn's usual 100 steps stop short on raw features."""
     from sklearn.linear_model import LogisticRegression
 
-    features = features.astype(np.float64)
-    mean, std = np.zeros(features.shape[1]), np.ones(features.shape[1])
-    if standardize:
-        mean, std = features.mean(axis=0), np.maximum(features.std(axis=0), 1e-12)
-    model = LogisticRegression(C=c, max_iter=10_000).fit((features - mean) / std, labels)
-    weight, bias = np.zeros((classes, features.shape[1])), np.full(classes, -np.inf)
-    if len(model.classes_) == 2:  # one row of coefficients: the log odds of the second class
-        weight[model.classes_[1]], bias[model.classes_[0]] = model.coef_[0], 0.0
-        bias[model.classes_[1]] = model.intercept_[0]
-    else:
-        weight[model.classes_], bias[model.classes_] = model.coef_, model.intercept_
-    bias[np.isinf(bias)] = bias[np.isfinite(bias)].min() - 1e4  # classes without an example are never the answer
-    return Linear(weight / std, bias - (weight / std) @ mean, c, standardize)
+    def fit(x: np.ndarray) -> Linear:
+        model = LogisticRegression(C=c, max_iter=10_000).fit(x, labels)
+        return Linear.of(model.classes_, model.coef_, model.intercept_, classes, c)
+
+    if not standardize:
+        return fit(features.astype(np.float64))
+    x, mean, std = standardised(features)
+    return fit(x).on_raw(mean, std)
 
 
 def tune_logistic(
@@ -58,6 +76,48 @@ def tune_logistic(
     scores = {c: score(linear) for c, linear in fitted.items()}
     best = max(scores, key=lambda c: (scores[c], -c))
     return fitted[best], scores
+
+
+# ---- scales ----------------------------------------------------------------------------------------------------------
+
+
+class ScaleProbe(nn.Module):
+    """The picture at several scales, the larger ones in tiles of `size`; a linear head answers from the tiles' mean CLS
+    tokens, scale beside scale (S²). Without classes it has no head and only embeds.
+    """
+
+    def __init__(self, vit: ViT, size: tuple[int, int], scales: Sequence[int] = (1, 2), classes: int = 0):
+        super().__init__()
+        self.vit, self.size, self.scales = vit, size, tuple(scales)
+        self.head = nn.Linear(len(self.scales) * vit.config.width, classes) if classes else None
+
+    def embed(self, images: Tensor) -> Tensor:
+        """[B, scales·D] (Shi et al. 2024, sec. 3.1)"""
+        h, w = self.size
+        found = []
+        for scale in self.scales:
+            rows = bicubic(images, (scale * h, scale * w)).split(h, dim=2)
+            tokens = [self.vit(tile.contiguous()).cls for row in rows for tile in row.split(w, dim=3)]
+            found.append(torch.stack(tokens).mean(dim=0))
+        return torch.cat(found, dim=1)
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        assert self.head is not None, "a predictor needs a head"
+        tokens = self.embed(images)
+        with torch.autocast(images.device.type, enabled=False):  # as of boxes, below
+            logits = self.head(tokens.to(self.head.weight.dtype))
+        return Prediction(logits, sight, tokens.unflatten(1, (len(self.scales), -1)))
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}, scales={self.scales}"
+
+
+def bicubic(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """As S² enlarges; antialiased where it makes smaller. The same tensor where it has that size."""
+    if images.shape[-2:] == size:
+        return images
+    smaller = size[0] < images.shape[-2]
+    return F.interpolate(images.float(), size, mode="bicubic", antialias=smaller).to(images.dtype)
 
 
 # ---- boxes -----------------------------------------------------------------------------------------------------------

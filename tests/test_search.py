@@ -1,0 +1,92 @@
+"""The search for an intervention: what surely helps is found, luck is not."""
+
+import numpy as np
+
+from sightline.interventions import Intervention
+from sightline.search import gained, least_gain, search
+
+from .answering import answered, scored
+
+GROUPS = ("a on a", "a on b", "b on a", "b on b")
+
+
+def world(chances, n=100, seed=0):
+    """Answers by intervention: right with these chances in each of four groups, the same luck for all."""
+    luck = np.random.default_rng(seed).random(4 * n)
+    groups = np.repeat(np.arange(4), n)
+
+    def answers_to(interventions):
+        every = [np.asarray(chances(one))[groups] for one in interventions]
+        return [answered(groups // 2, luck < chance, ("a", "b"), groups, GROUPS, split="val") for chance in every]
+
+    return answers_to
+
+
+def shortcut(intervention):
+    """Part 2 has learned the place: without it the rare groups gain; without part 0 everything is lost."""
+    rare = 0.5 + 0.3 * (2 in intervention.drop) + 0.1 * (intervention.quantile == 0.97)
+    common = 0.95 - 0.02 * (2 in intervention.drop)
+    return (0.5,) * 4 if 0 in intervention.drop else (common, rare, rare, common)
+
+
+DISTANCES = dict.fromkeys((0.9, 0.95, 0.97, 0.99), (1.0, 1.0, 1.0))
+
+
+def test_the_part_with_the_shortcut_is_found_and_quantiles_are_added_while_they_surely_help():
+    found = search(world(shortcut, n=400), 3, DISTANCES, names={2: "tag"})
+    assert found.chosen.drop == (2,)
+    assert found.chosen.quantile == 0.97
+    assert [step.taken for step in found.steps] == [True, True, False]
+    assert found.objective == "worst-group"
+    assert found.gain.low > 0.2
+    assert "without part 2 (tag)" in found.sentence.lower()
+    without = {trial.step: trial for trial in found.trials}
+    assert without["without part 2 (tag)"].groups["a on b"].low > 0
+    assert without["without part 0"].groups["a on a"].high < 0
+    assert {*without["without part 1"].classes} == {"a", "b"}
+
+
+def test_a_gain_that_may_be_chance_is_not_taken():
+    found = search(world(lambda one: [0.8 + 0.02 * (2 in one.drop)] * 4, n=40), 3, DISTANCES)
+    assert not found.chosen.changes
+    assert found.gain is None
+    assert "Nothing surely helps" in found.sentence
+
+
+def test_on_pure_noise_the_search_finds_nothing_but_for_one_time_in_twenty():
+    """Labels are coins; every intervention changes some answers, and each of twelve may be lucky."""
+    taken, seeds = 0, 24
+    thresholds = dict.fromkeys(DISTANCES, (1.0,) * 8)
+    for seed in range(seeds):
+        generator = np.random.default_rng(seed)
+        labels, answers = generator.integers(0, 2, 160), generator.integers(0, 2, 160)
+        groups = 2 * labels + generator.integers(0, 2, 160)
+
+        def answers_to(interventions, labels=labels, answers=answers, groups=groups, generator=generator):
+            changed = [np.where(generator.random(160) < 0.3, 1 - answers, answers) for _ in interventions]
+            return [answered(labels, one == labels, ("a", "b"), groups, GROUPS) for one in changed]
+
+        taken += search(answers_to, 8, thresholds, resamples=2000).chosen.changes
+    assert taken <= 3  # of 24, at 5 %: more in three cases of a hundred
+
+
+def test_the_last_part_stays_however_much_would_be_gained():
+    better = search(world(lambda one: [0.2 + 0.25 * len(one.drop)] * 4), 3, {})
+    assert len(better.chosen.drop) == 2
+    assert search(world(lambda _: [0.5] * 4), 1, {}).sentence == "There is nothing to leave out."
+
+
+def test_without_groups_the_worst_class_counts_and_binary_tasks_may_ask_for_auc():
+    generator = np.random.default_rng(0)
+    labels = np.repeat([0, 1], 200)
+    noise = generator.normal(size=400)
+
+    def answers_to(interventions):
+        return [scored((0.3 + 1.5 * (1 in one.drop)) * (2 * labels - 1) + noise, labels) for one in interventions]
+
+    assert search(answers_to, 2, {}).objective == "worst-class"
+    found = search(answers_to, 2, {}, objective="auc")
+    assert (found.objective, found.chosen.drop) == ("auc", (1,))
+    ours, theirs = answers_to([found.chosen, Intervention()])
+    gain = gained(ours, theirs, "auc")
+    assert 0 < least_gain(ours, theirs, "auc", 0.05) < gain.value < gain.high
