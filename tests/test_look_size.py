@@ -56,3 +56,8 @@ def test_a_run_keeps_the_size_it_looked_in(tmp_path):
     vit = config_of(read_run(tmp_path / "run"))
     before = {name: fact for name, fact in facts.items() if name != "look_size"}
     assert build_ifam(vit, before).where.size is None
+
+
+def test_a_run_is_named_after_both_of_its_backbones():
+    assert Ifam(Path("birds"), "b.safetensors").folder == Path("runs/birds-ifam-b-0")
+    assert Ifam(Path("birds"), "b.safetensors", where="a:c").folder == Path("runs/birds-ifam-a-c-b-0")

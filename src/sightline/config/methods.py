@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from .training import Loop, Train
@@ -154,13 +153,6 @@ class A2(RandomCrop):
     @property
     def choices(self) -> int:
         return super().choices * len(self.layer) * len(self.heads)
-
-    @property
-    def folder(self) -> Path:
-        if self.out or self.where is None:
-            return super().folder
-        where, what = (Path(name).stem.replace(":", "-") for name in (self.where, self.backbone))
-        return Path("runs") / f"{self.data.stem}-{self.method}-{where}-{what}-{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -344,10 +336,3 @@ class A2Adapter(Probe):
     """Their length, as a multiple of the longest that never overshoots."""
 
     method: ClassVar[str] = "a2-adapter"
-
-    @property
-    def folder(self) -> Path:
-        if self.out or self.where is None:
-            return super().folder
-        where, what = (Path(name).stem.replace(":", "-") for name in (self.where, self.backbone))
-        return Path("runs") / f"{self.data.stem}-{self.method}-{where}-{what}-{self.seed}"

@@ -50,8 +50,9 @@ class Train:
 
     @property
     def folder(self) -> Path:
-        backbone = Path(self.backbone).stem.replace(":", "-")
-        return self.out or Path("runs") / f"{self.data.stem}-{self.method}-{backbone}-{self.seed}"
+        where = getattr(self, "where", None)  # of a method that may look with another backbone
+        backbones = "-".join(Path(name).stem.replace(":", "-") for name in (where, self.backbone) if name)
+        return self.out or Path("runs") / f"{self.data.stem}-{self.method}-{backbones}-{self.seed}"
 
 
 @dataclass(frozen=True)
