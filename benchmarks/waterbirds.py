@@ -247,11 +247,13 @@ def interrupted_at(deadline: float | None) -> Generator[None]:
         return
     timer = threading.Timer(max(0.0, deadline - time.time()), os.kill, (os.getpid(), signal.SIGINT))
     timer.daemon = True
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+        signal.signal(signal.SIGINT, before)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
