@@ -26,7 +26,7 @@ import torch.nn.functional as F
 import tyro
 
 from record import record
-from sightline.audit.maps import sheet
+from sightline.audit.maps import lit, sheet
 from sightline.config import Erm, Pretrain
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import Rows, read_rows
@@ -227,14 +227,6 @@ def measure(vit: ViT, splits: dict[str, tuple], device: torch.device) -> tuple[d
     return figures, maps
 
 
-def lit(images: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """Pictures that are as bright as the attention they get."""
-    light = (maps / maps.amax((1, 2), keepdim=True)).sqrt()
-    cell = images.shape[-1] // maps.shape[-1]
-    light = light.repeat_interleave(cell, 1).repeat_interleave(cell, 2)
-    return images.float() / 255 * (0.1 + 0.9 * light[:, None])
-
-
 def supervised(config: Family, data: Path, folder: Path, random: Path) -> ViT:
     asked = Erm(
         data, str(random), folder, batch=config.batch, epochs=config.supervised_epochs, lr=config.supervised_lr,
@@ -251,7 +243,7 @@ def open_splits(rows: Rows, pixels: int, bank: int) -> dict[str, tuple]:
 
 def attention_sheet(images: torch.Tensor, maps: torch.Tensor) -> dict[str, torch.Tensor]:
     return {
-        "held-out pictures": images.float() / 255,
+        "held-out pictures": images,
         "attention of CLS in the last block, mean of the heads": lit(images, maps[:, 0]),
         "its best head (chosen on other pictures)": lit(images, maps[:, 1]),
     }
@@ -264,7 +256,7 @@ def measured(config: Measure, folder: Path) -> dict:
     figures = {name: measure(vit, splits, device) for name, vit in vits.items()}
     if config.out is not None:
         few = slice(0, 8)
-        picture = sheet(attention_sheet(splits["test"][0][few], figures["pretrained"][1][few]))
+        picture = sheet(attention_sheet(splits["test"][0][few].float() / 255, figures["pretrained"][1][few]))
         picture.save(config.out.with_suffix(".png"))
     return {"backbone": config.backbone} | {name: found for name, (found, _) in figures.items()}
 
@@ -285,7 +277,7 @@ def family(config: Family, folder: Path) -> dict:
         vits["supervised"] = supervised(config, data, folder / f"erm-{size}", folder / f"random-{size}.safetensors")
         figures = {name: measure(vit, splits, device) for name, vit in vits.items()}
         maps = figures["pretrained"][1]
-        images = splits["test"][0][few]
+        images = splits["test"][0][few].float() / 255
         captions = attention_sheet(images, maps[few])
         captions["supervised, same size: mean of the heads"] = lit(images, figures["supervised"][1][few, 0])
         where = (config.out or folder / "family.json").with_name(f"attention-{size}.png")

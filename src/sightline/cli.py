@@ -13,6 +13,7 @@ from .config import (
     S2,
     A2Adapter,
     A2Dfr,
+    A2Zs,
     Backbones,
     CentreCrop,
     Check,
@@ -37,7 +38,9 @@ from .config import (
     Shape,
     Toy,
     Train,
+    Ttr,
     Verify,
+    Zs,
 )  # fmt: skip
 from .errors import UserError
 from .screen import bar, counted, fail, is_main_process, make_way, print_notes, show, show_metrics, write
@@ -53,8 +56,11 @@ Command = (
         | Annotated[A2, sub("a2")]
         | Annotated[A2Adapter, sub("a2-adapter")]
         | Annotated[A2Dfr, sub("a2-dfr")]
+        | Annotated[A2Zs, sub("a2-zs")]
         | Annotated[CentreCrop, sub("centre-crop")]
         | Annotated[RandomCrop, sub("random-crop")]
+        | Annotated[Zs, sub("zs")]
+        | Annotated[Ttr, sub("ttr")]
         | Annotated[Ifam, sub("ifam")]
         | Annotated[Pdiscoformer, sub("pdiscoformer")]
         | Annotated[EarlyMask, sub("early-mask")]
@@ -207,6 +213,9 @@ def localize(command: Localize) -> int:
     from rich.console import Console
     from rich.markup import escape
 
+    if command.of_backbones:
+        return localize_backbones(command)
+
     from .localize import localize_run
 
     found, path = localize_run(command)
@@ -216,6 +225,25 @@ def localize(command: Localize) -> int:
         console.print(found.table())
         print_notes(console, found.notes)
         print(f"The figures are in {path}.")
+    return 0
+
+
+def localize_backbones(command: Localize) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from .localize_backbones import localize_command
+
+    found = localize_command(command)
+    if is_main_process():
+        console = Console(highlight=False)
+        about = f"{found.data}, split {found.split!r}: {counted(found.n)}, the truth being {found.truth}"
+        console.print(escape(about), soft_wrap=True)
+        console.print(found.table())
+        console.print(found.table_of_shares())
+        print_notes(console, found.notes)
+        if command.out is not None:
+            print(f"The figures{' and pictures' if command.pictures else ''} are in {command.out}.")
     return 0
 
 

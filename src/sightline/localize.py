@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ FIGURES = {
     "nmi": "NMI of parts and key points",
     "ari": "ARI of parts and key points",
 }
+NO_SHARES = ("contingency", "keypoint_error")
 MAP_FIGURES = {"mass": "share inside the mask", "hit": "maximum inside the mask", "entropy": "entropy (1: uniform)"}
 
 
@@ -107,7 +108,7 @@ def localize(
     `fit` are rows to learn the place of key points on, from the centres of parts (never those of `indices`).
     `published` measures key points in the geometry of the published code, which is half a cell off.
     """
-    chosen, notes = _with_masks(rows, np.asarray(indices))
+    chosen, notes = with_truth(rows, np.asarray(indices))
     watch = _Watch(method, rows, expects, accelerator, batch, workers, cache, published)
     columns = watch(chosen)
     places, columns = _split_off(columns)
@@ -131,14 +132,18 @@ def localize(
     return Localization(split, len(chosen), figures, maps, notes, pictures)
 
 
-def _with_masks(rows: Rows, indices: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    there = np.array([bool(rows.masks and rows.masks[i]) for i in indices], dtype=bool)
+def with_truth(
+    rows: Rows, indices: np.ndarray, truth: Literal["masks", "boxes"] = "masks"
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Those that there is something to compare with for, and what was left out."""
+    known, column = (rows.masks, "mask") if truth == "masks" else (rows.boxes, "box")
+    there = np.array([known is not None and len(known[i]) > 0 for i in indices], dtype=bool)
     if not there.any():
         raise UserError(
-            f"{rows.name}: no masks to compare with; list them in rows.csv (column mask), or choose other data"
+            f"{rows.name}: no {truth} to compare with; list them in rows.csv (column {column}), or choose other data"
         )
     left_out = int((~there).sum())
-    note = f"left out, for want of a mask: {left_out:,} of {len(indices):,} pictures"
+    note = f"left out, for want of a {column}: {left_out:,} of {len(indices):,} pictures"
     return indices[there], (note,) if left_out else ()
 
 
@@ -170,9 +175,7 @@ class _Watch:
                         sight, maps = sight_for(self.method, images, told), self.method.maps(images)
                     seen = per_image(sight, maps, truth, published=self.published)
                     mine.append((truth.indices.cpu().numpy(), seen))
-        parts = gather_object(mine)
-        order = np.argsort(np.concatenate([part[0] for part in parts]), kind="stable")
-        return {name: np.concatenate([part[1][name] for part in parts])[order] for name in parts[0][1]}
+        return in_order(mine)
 
     def _batches(self, indices: np.ndarray, to_close: ExitStack) -> Iterator[tuple[Batch, Tensor | None]]:
         """With true masks; and beside them those that the method is told by, if it is."""
@@ -190,6 +193,13 @@ class _Watch:
         for several in zip(*(batches.epoch(0) for batches in opened), strict=True):
             moved = [batch.to(self.accelerator.device) for batch in several]
             yield moved[0], moved[-1].masks if is_told else None
+
+
+def in_order(mine: list[tuple[np.ndarray, Columns]]) -> Columns:
+    """From indices and columns of this process's batches, on every process, those of all, in the order of the rows."""
+    parts = gather_object(mine)
+    order = np.argsort(np.concatenate([part[0] for part in parts]), kind="stable")
+    return {name: np.concatenate([part[1][name] for part in parts])[order] for name in parts[0][1]}
 
 
 def _split_off(columns: Columns) -> tuple[Places | None, Columns]:
@@ -211,14 +221,20 @@ def each_picture(columns: Columns) -> dict[str, list[float | None]]:
 # ---- over images -----------------------------------------------------------------------------------------------------
 
 
-def estimates(columns: Columns, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Estimate]:
+def estimates(
+    columns: Columns, resamples: int = RESAMPLES, seed: int = 0, *, plain: Collection[str] = ()
+) -> dict[str, Estimate]:
     """Every figure with an interval from images drawn again, the same for all figures.
 
-    As in `intervals`, shares are drawn as if one more image were all right and one more all wrong.
+    As in `intervals`, shares are drawn as if one more image were all right and one more all wrong; those that are
+    `plain`, since no image is right or wrong in them, as they are.
     """
     n = len(next(iter(columns.values())))
     flat = {name: column.reshape(n, -1).astype(np.float64) for name, column in columns.items()}
-    padded = {name: np.concatenate([column, _two_more(name, column)]) for name, column in flat.items()}
+    padded = {
+        name: np.concatenate([column, _two_more(column, name not in (*NO_SHARES, *plain))])
+        for name, column in flat.items()
+    }
     drawn = _drawn(np.concatenate(list(padded.values()), axis=1), n, resamples, seed)
     ends = np.cumsum([column.shape[1] for column in flat.values()])
     sums = dict(zip(flat, np.split(drawn, ends[:-1], axis=1), strict=True))
@@ -248,10 +264,10 @@ def _ratio(sums: np.ndarray) -> np.ndarray:
     return np.divide(sums[:, 0], sums[:, 1], out=np.full(len(sums), np.nan), where=sums[:, 1] > 0)
 
 
-def _two_more(name: str, column: np.ndarray) -> np.ndarray:
+def _two_more(column: np.ndarray, is_share: bool) -> np.ndarray:
     """[2, c]: nothing and everything of what an image usually weighs; no change where a figure is not a share."""
     more = np.zeros((2, column.shape[1]))
-    if name not in ("contingency", "keypoint_error"):
+    if is_share:
         more[:, 1] = column[:, 1].mean()
         more[1, 0] = more[1, 1]
     return more
@@ -278,7 +294,7 @@ def localize_run(command: Localize) -> tuple[Localization, Path]:
     indices = asked.rows.where(command.split)
     if not len(indices):
         raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
-    _with_masks(asked.rows, indices)  # or it says so, before a folder is made
+    with_truth(asked.rows, indices)  # or it says so, before a folder is made
     path = folder_for(command, model.run, asked) / "localization.json"
     before = figures_before(path, asked)
     found = localize(

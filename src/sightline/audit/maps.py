@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from ..sight import Sight
+from ..sight import Sight, spread
 
 HIDDEN = 0.93  # a light grey that no photograph is full of
 CAPTION = 26  # pixels above a row
@@ -31,6 +31,12 @@ def with_parts(images: Tensor, sight: Sight) -> Tensor:
     colours = torch.tensor([hsv_to_rgb(k / K, 0.9, 1.0) for k in range(K)])
     tint = colours.to(images)[part].movedim(-1, 1)
     return as_seen(0.45 * images + 0.55 * tint, sight)
+
+
+def lit(images: Tensor, maps: Tensor) -> Tensor:
+    """The images, as bright as the attention [n, H, W] that each place gets."""
+    light = (maps / maps.amax(dim=(1, 2), keepdim=True)).sqrt()
+    return images * (0.1 + 0.9 * spread(light, images.shape[-2:])[:, None])
 
 
 def sheet(rows: dict[str, Tensor], gap: int = 6) -> Image.Image:

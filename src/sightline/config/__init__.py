@@ -21,10 +21,11 @@ from .methods import (
     Shaping,
 )
 from .training import Loop, Train
+from .zeroshot import A2Zs, Ttr, Zs
 
 __all__ = [
-    "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "Backbones", "Build", "CentreCrop", "Check", "Compare",
-    "Convert", "Data", "Demo", "Dfr", "EarlyMask", "Erm", "Evaluate", "Ifam", "Import", "Intervene", "LateMask",
-    "Localize", "Loop", "Pdiscoformer", "Predict", "Pretrain", "Probe", "RandomCrop", "Shape", "Shaping", "Toy",
-    "Train", "Verify",
+    "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "Backbones", "Build", "CentreCrop", "Check",
+    "Compare", "Convert", "Data", "Demo", "Dfr", "EarlyMask", "Erm", "Evaluate", "Ifam", "Import", "Intervene",
+    "LateMask", "Localize", "Loop", "Pdiscoformer", "Predict", "Pretrain", "Probe", "RandomCrop", "Shape", "Shaping",
+    "Toy", "Train", "Ttr", "Verify", "Zs",
 ]  # fmt: skip

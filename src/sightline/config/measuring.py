@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
+
+from ..errors import UserError
+
+FOR_RUNS = ("intervention", "published", "maps")
+FOR_BACKBONES = ("more", "layer", "heads", "truth", "size", "limit", "pictures")
 
 
 @dataclass(frozen=True)
@@ -30,16 +35,62 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Localize(Evaluate):
-    """Measure where a trained model looks: against true masks, and key points where there are any."""
+    """Measure where a model looks, against true masks: `localize RUN` a trained one, `localize BACKBONE … DATA` the
+    attention of backbones, side by side."""
 
+    run: Annotated[Positional[Path], arg(metavar="RUN|BACKBONE")]
+    """The folder of a run; or a backbone's name or weights file, more of them, and data."""
+    data: Annotated[Positional[Path | None], arg(metavar="[DATA|BACKBONE]")] = None
+    """For a run: other data than those it was trained on."""
+    more: Annotated[Positional[tuple[Path, ...]], arg(metavar="[[BACKBONE …] DATA]")] = ()
+    """Further backbones, the data last."""
     out: Path | None = None
-    """Folder for localization.json. Default: the run, if these are its own data."""
+    """Folder for localization.json (default: the run, if these are its own data); or of backbones, for backbones.json,
+    backbones.csv and pictures (default: none)."""
+    layer: tuple[int, ...] | Literal["all"] = (-1,)
+    """Of backbones: blocks, counted from 0, or from the end."""
+    heads: tuple[str, ...] = ("mean",)
+    """Of backbones: how heads are joined: mean, entropy, lowest, max, or the number of a single head (from 0)."""
+    truth: Literal["masks", "boxes"] | None = None
+    """Of backbones: what is held to be right. Default: masks where there are any, else the union of boxes."""
+    size: int | None = None
+    """Of backbones: the side of the pictures in pixels. Default: what each expects."""
+    limit: int | None = None
+    """Of backbones: at most this many pictures, from all over the split."""
+    pictures: bool = True
+    """Of backbones, with --out: draw curves and attention."""
     published: bool = False
     """Key points in the geometry of the published iFAM code, which is half a cell off."""
     maps: bool = False
     """Picture by picture, too, each map's figures, not only those of the sight."""
     cache: Path | None = None
     """Take decoded pictures from this folder, such as the one of training, and keep them there."""
+
+    @property
+    def of_backbones(self) -> bool:
+        """Or of a run; flags that are for the other are refused."""
+        backbones = not (self.run / "run.json").is_file()
+        if backbones and self.data is None:
+            raise UserError(
+                f"{self.run}: is no folder of a run; a backbone needs data, too: `sightline localize {self.run} DATA`"
+            )
+        others, why = (FOR_RUNS, "is for runs") if backbones else (FOR_BACKBONES, "is for backbones, and this is a run")
+        given = [f for f in fields(self) if f.name in others and getattr(self, f.name) != f.default]
+        if given and given[0].name == "more":
+            raise UserError(f"{self.run}: a run is measured alone, on one data set; {self.more[0]} is too much")
+        if given:
+            raise UserError(f"--{given[0].name} does not go with {self.run}: it {why}")
+        return backbones
+
+    def backbones_and_data(self) -> tuple[list[str], Path]:
+        assert self.data is not None, "asked of backbones alone"
+        *backbones, data = (self.run, self.data, *self.more)
+        for i, one in enumerate(backbones):
+            if one in backbones[:i]:
+                raise UserError(f"{one}: is named twice")
+            if (one / "run.json").is_file():
+                raise UserError(f"{one}: is a run, not a backbone; name its weights file, or measure it alone")
+        return [str(one) for one in backbones], data
 
 
 @dataclass(frozen=True)

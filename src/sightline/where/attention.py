@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -59,7 +60,19 @@ def renormalised(x: Tensor) -> Tensor:
 
 def cls_attention_shares(vit: ViT, images: Tensor) -> Tensor:
     """[B, blocks, 3]: how much of CLS's attention goes to patches, to registers and to CLS itself (A², sec. 5)."""
-    attention = vit(images, cls_attention=range(vit.config.depth)).cls_attention.mean(dim=2)
+    return _shares(vit, vit(images, cls_attention=range(vit.config.depth)).cls_attention)
+
+
+def maps_and_shares(vit: ViT, images: Tensor, layers: Sequence[int], heads: Sequence[Heads]) -> tuple[Tensor, Tensor]:
+    """From one pass, [B, layers, heads, H, W] as `cls_attention_map` has them, and `cls_attention_shares`."""
+    out = vit(images, cls_attention=range(vit.config.depth))
+    patches = out.cls_attention[..., vit.prefix :]
+    maps = [torch.stack([joined(patches[:, layer], each) for each in heads], dim=1) for layer in layers]
+    return renormalised(torch.stack(maps, dim=1)).unflatten(3, out.grid), _shares(vit, out.cls_attention)
+
+
+def _shares(vit: ViT, cls_attention: Tensor) -> Tensor:
+    attention = cls_attention.mean(dim=2)
     itself, registers, patches = attention.split([1, vit.prefix - 1, attention.shape[2] - vit.prefix], dim=2)
     return torch.stack([patches.sum(dim=2), registers.sum(dim=2), itself[:, :, 0]], dim=2)
 
