@@ -17,7 +17,8 @@ from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
 from sightline.predict import make_accelerator
 from sightline.verify import verify
-from sightline.where.parts import Claims, Correction, hard_keep, remove_parts
+from sightline.where.corrections import Claims, Correction
+from sightline.where.parts import hard_keep
 
 from .conftest import small_vit
 
@@ -73,7 +74,7 @@ def claims(generator, parts=4, spread=1.0) -> Claims:
 def test_patches_of_a_dropped_part_become_background_and_no_other_parts(generator):
     some = claims(generator, spread=0.1)
     correction = Correction(drop=(1, 3))
-    assert torch.equal(correction.keep(some), remove_parts(some.scores, (1, 3)))
+    assert torch.equal(correction.keep(some), hard_keep(some.scores) & (some.part != 1) & (some.part != 3))
     assert not correction.foreground(some)[correction.removed(some)].any()
 
 
@@ -169,7 +170,7 @@ def test_dropped_parts_of_pdiscoformer_do_not_answer(images):
     corrected = intervened(model, Intervention(drop=(1,)))
     assert not corrected.blind
     sight = corrected.look(images)
-    assert torch.equal(sight.keep, remove_parts(found.deciding.scores, (1,)))
+    assert torch.equal(sight.keep, hard_keep(found.deciding.scores) & (found.deciding.part != 1))
     embeddings = model.where.embed(model.discover(images)[0])
     in_training = model.where.class_logits(embeddings, torch.tensor([[True, False, True]] * 4))
     ours = corrected.judge(images, sight).logits

@@ -21,7 +21,6 @@ from sightline.where.parts import (
     freeze,
     gumbel,
     hard_keep,
-    remove_parts,
     soft_keep,
     straight_through,
 )
@@ -184,14 +183,6 @@ def test_dropping_works_where_all_other_shares_underflow():
     far = torch.tensor([0.0, -900.0, -500.0]).view(1, 3, 1, 1)  # parts 0 and 1, background: shares 1, 0 and 0
     assert not hard_keep(far, torch.tensor([[False, True]])).any()
     assert hard_keep(far, torch.tensor([[True, False]])).all()
-
-
-def test_patches_of_a_removed_part_are_not_taken_over(generator):
-    some = scores(generator, spread=0.1)
-    keep = remove_parts(some, (1,))
-    assert torch.equal(keep, hard_keep(some) & (some.argmax(dim=1) != 1))
-    with pytest.raises(UserError, match="from 0 to 3"):
-        remove_parts(some, (4,))
 
 
 def test_soft_keep_is_the_share_of_the_likeliest_part(generator):

@@ -16,11 +16,11 @@ from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods import ttr
 from sightline.methods import zeroshot as method_file
-from sightline.methods.ttr import Clustering, cluster, subject
 from sightline.sight import Sight
 from sightline.train import train
 from sightline.verify import verify
 from sightline.what.zeroshot import ZeroShot, open_clip, spoken, tidied, transform_of
+from sightline.where.clusters import Clustering, cluster, subject
 
 from .commands import QUICK, typed
 

@@ -35,7 +35,8 @@ from .predict import answering_batches, answers_from, over_batches
 from .runs import Run
 from .search import Search, search
 from .sight import Method, Prediction, Sight
-from .where.parts import Claims, hard_keep
+from .where.corrections import Claims
+from .where.parts import hard_keep
 
 if TYPE_CHECKING:
     from .assess import Asked

@@ -20,7 +20,7 @@ import numpy as np
 from .errors import UserError
 
 if TYPE_CHECKING:
-    from .where.parts import Correction
+    from .where.corrections import Correction
 
 FILE = "intervention.json"
 
@@ -50,7 +50,7 @@ class Intervention:
 
     @property
     def correction(self) -> Correction:
-        from .where.parts import Correction
+        from .where.corrections import Correction
 
         if self.quantile is not None and self.thresholds is None:
             raise UserError(f"quantile {self.quantile}: needs distances of training patches; `calibrate` measures them")

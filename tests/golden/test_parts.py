@@ -7,7 +7,8 @@ import torch
 
 from sightline.methods.erm import backbone_groups
 from sightline.official import OFFICIAL
-from sightline.where.parts import freeze, hard_keep, pool, remove_parts, soft_keep, straight_through
+from sightline.where.corrections import Claims, Correction
+from sightline.where.parts import freeze, hard_keep, pool, soft_keep, straight_through
 
 from ..conftest import shared
 from .conftest import CLOSE, golden, gradients_agree
@@ -47,13 +48,17 @@ def test_maps_embeddings_scores_and_answers(stage1, stage2, inputs, case):
     torch.testing.assert_close(out.logits, expected["stage2_logits"], **CLOSE)
 
 
+def without(scores: torch.Tensor, dropped: tuple[int, ...]) -> torch.Tensor:
+    return Correction(drop=dropped).keep(Claims(scores, torch.zeros_like(scores[:, 0])))
+
+
 @pytest.mark.parametrize("case", ["rand", "maps"])
 @pytest.mark.parametrize("removed", [(1,), (0, 2), (3,), (0, 1, 2, 3)])
 def test_removed_parts_become_background(case, removed):
     expected = golden("masks.npz")
     theirs = expected[f"{case}.mask_removed_{'_'.join(map(str, removed))}"]
-    assert torch.equal(remove_parts(expected[f"{case}.logits"], removed), theirs)
-    assert torch.equal(remove_parts(expected[f"{case}.Y"], removed), theirs)
+    assert torch.equal(without(expected[f"{case}.logits"], removed), theirs)
+    assert torch.equal(without(expected[f"{case}.Y"], removed), theirs)
 
 
 @pytest.mark.parametrize("removed", [(1,), (0, 2)])
@@ -61,7 +66,7 @@ def test_removed_parts_become_background(case, removed):
 def test_answers_without_some_parts(stage1, stage2, inputs, removed):
     expected, name = golden("masks.npz"), "_".join(map(str, removed))
     images = inputs["inputs.images"]
-    keep = remove_parts(stage1.discover(images).scores, removed)
+    keep = without(stage1.discover(images).scores, removed)
     assert torch.equal(keep, expected[f"e2e.mask_removed_{name}"])
     torch.testing.assert_close(stage2(images, keep).logits, expected[f"e2e.stage2_logits_removed_{name}"], **CLOSE)
 
@@ -80,7 +85,7 @@ def test_masks_with_dropout_noise_and_a_single_part():
         keep, theirs = hard_keep(scores, keep_parts), expected[f"{case}.mask"]
         assert torch.equal(keep, theirs), case
         if keep_parts is None:
-            assert torch.equal(remove_parts(scores, ()), theirs), case
+            assert torch.equal(without(scores, ()), theirs), case
         if f"{case}.hard2" in expected:
             assert torch.equal(torch.stack([keep, ~keep], 1).float(), expected[f"{case}.hard2"]), case
         torch.testing.assert_close(soft_keep(scores, keep_parts), expected[f"{case}.soft2"][:, 0], **CLOSE)

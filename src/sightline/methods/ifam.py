@@ -5,7 +5,6 @@ In training the mask may pass a gradient straight through to the first stage; in
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +20,9 @@ from ..vit import Input, ViT, ViTConfig
 from ..weights import load_backbone
 from ..what.masked import MaskedViT, SoftlyMaskedViT
 from ..what.zoom import Zoom, passing, zoom_boxes, zoom_in
+from ..where.corrections import Claims, Correction
 from ..where.fine import Fine, fine_share
 from ..where.parts import (
-    Claims,
-    Correction,
     PartDiscovery,
     Parts,
     foreground,
@@ -87,7 +85,7 @@ class IFam(PartLearner):
         found = super().find(images)
         if self.pixels is None or not self.pixels.look_again:
             return found
-        views, windows = self.closer(images, fine_share(foreground(found.deciding.scores), images, self.pixels.fine))
+        views, windows = self.closer(images, self.in_pixels(foreground(found.deciding.scores), images))
         return replace(found, deciding=Claims.of(*self.discover(views)), windows=windows, views=views)
 
     def again(self, images: Tensor, found: Found) -> Found:
@@ -101,12 +99,8 @@ class IFam(PartLearner):
             return Sight(keep=parts[:, :-1].amax(dim=1) > 0.5, parts=parts)
         if self.pixels is None:
             return super().decide(images, found, correction)
-        share = correction.foreground(found.deciding)
-        if found.windows is None:
-            share = fine_share(share, images, self.pixels.fine)
-        else:
-            assert found.views is not None
-            share = put_back(fine_share(share, found.views, self.pixels.fine), found.windows)
+        looked_at = images if found.views is None else found.views
+        share = self.in_pixels(correction.foreground(found.deciding), looked_at, found.windows)
         keep, keep_pixels = self.kept(images, share)
         if found.windows is not None:  # distances are those of the closer look, and the maps are not
             correction = replace(correction, farthest=None)
@@ -126,16 +120,11 @@ class IFam(PartLearner):
 
     # ---- pixels ------------------------------------------------------------------------------------------------------
 
-    def share(
-        self, images: Tensor, scores: Tensor, discover: Callable[[Tensor], Tensor], keep_parts: Tensor | None = None
-    ) -> Tensor:
-        """[B, h, w]: how much each pixel is of a part that is not dropped; looked at again, more closely, if so set."""
+    def in_pixels(self, share: Tensor, images: Tensor, windows: Tensor | None = None) -> Tensor:
+        """[B, h, w]: patches' share of the parts, pixel by pixel; where images are enlarged windows, at their place."""
         assert self.pixels is not None
-        share = fine_share(foreground(scores, keep_parts), images, self.pixels.fine)
-        if not self.pixels.look_again:
-            return share
-        closer, windows = self.closer(images, share)
-        return put_back(fine_share(foreground(discover(closer), keep_parts), closer, self.pixels.fine), windows)
+        share = fine_share(share, images, self.pixels.fine)
+        return share if windows is None else put_back(share, windows)
 
     def kept(self, images: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """[B, H, W] and [B, h, w]: the pixels that are surely of a part, and the patches that have enough of them."""
@@ -183,12 +172,13 @@ class IFam(PartLearner):
 
     def pixel_masks(self, images: Tensor, scores: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """[B, H, W] and [B, h, w]"""
-
-        def discover(closer: Tensor) -> Tensor:
-            return self.where.discover(closer, noise=draws.noise_mask).scores
-
+        assert self.pixels is not None
         with torch.set_grad_enabled(self.how.mask_gradient):
-            share = self.share(images, scores, discover, draws.keep_masked)
+            share = self.in_pixels(foreground(scores, draws.keep_masked), images)
+            if self.pixels.look_again:
+                views, windows = self.closer(images, share)
+                scores = self.where.discover(views, noise=draws.noise_mask).scores
+                share = self.in_pixels(foreground(scores, draws.keep_masked), views, windows)
         keep, keep_pixels = self.kept(images, share)
         if not self.how.mask_gradient:
             return keep, keep_pixels

@@ -14,8 +14,9 @@ from ..errors import UserError
 from ..lessons import Group, Learner, Lesson
 from ..sight import Prediction, Sight
 from ..vit import Input, ViT, ViTConfig
+from ..where.corrections import Claims, Correction
 from ..where.part_losses import shaping_losses
-from ..where.parts import Claims, Correction, PartDiscovery, Parts, freeze
+from ..where.parts import PartDiscovery, Parts, freeze
 from .erm import backbone_groups, note_backbone, open_backbone
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.augment import Affine, unwarp, warp
-from ..errors import UserError
 from ..lessons import Group
 from ..sight import Sight
 from ..vit import ViT
@@ -199,17 +198,17 @@ def hard_keep(scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
 
     Scores decide, not shares: where shares underflow to 0, the patches of a dropped part would tie, and stay.
     """
-    return _surviving(scores, keep_parts, -torch.inf).amax(dim=1) >= scores[:, -1]
+    return surviving(scores, keep_parts, -torch.inf).amax(dim=1) >= scores[:, -1]
 
 
 def soft_keep(scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
     """[B, H, W] in [0, 1]: the share of the likeliest part that is not dropped (iFAM's ablation)."""
-    return _surviving(scores.softmax(dim=1), keep_parts, 0.0).max(dim=1).values
+    return surviving(scores.softmax(dim=1), keep_parts, 0.0).max(dim=1).values
 
 
 def foreground(scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
     """[B, H, W] in [0, 1]: the share of all parts that are not dropped."""
-    return _surviving(scores.softmax(dim=1), keep_parts, 0.0).sum(dim=1)
+    return surviving(scores.softmax(dim=1), keep_parts, 0.0).sum(dim=1)
 
 
 def straight_through(scores: Tensor, keep_parts: Tensor | None = None) -> Tensor:
@@ -218,95 +217,7 @@ def straight_through(scores: Tensor, keep_parts: Tensor | None = None) -> Tensor
     return hard_keep(scores, keep_parts).to(shares.dtype) + (shares - shares.detach())
 
 
-def remove_parts(scores: Tensor, removed: Sequence[int]) -> Tensor:
-    """bool [B, H, W]: kept without these parts, whose patches become background and no other part's (iFAM, sec. 3.4).
-
-    Unlike part dropout, which lets another part take them over. Shares will do for scores.
-    """
-    background = scores.shape[1] - 1
-    if not all(0 <= part < background for part in removed):
-        raise UserError(f"parts {list(removed)}: there are {background}, from 0 to {background - 1}")
-    assigned = scores.argmax(dim=1)
-    return ~torch.isin(assigned, assigned.new_tensor([*removed, background]))
-
-
-# ---- what a user overrules -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Claims:
-    """To which part each patch would go: so little that it can be kept for every picture."""
-
-    scores: Tensor  # [B, K+1, H, W]: they decide
-    distances: Tensor  # [B, H, W]: to the prototype of the part that claims the patch, as if there were no background
-
-    @classmethod
-    def of(cls, parts: Parts, scores: Tensor) -> Claims:
-        claimant = scores[:, :-1].argmax(dim=1, keepdim=True)
-        return cls(scores, (-parts.logits).gather(1, claimant)[:, 0].clamp_min(0).sqrt())
-
-    @property
-    def part(self) -> Tensor:
-        """int [B, H, W]: the part that claims each patch."""
-        return self.scores[:, :-1].argmax(dim=1)
-
-    @property
-    def shares(self) -> Tensor:
-        return self.scores.softmax(dim=1)
-
-
-@dataclass(frozen=True)
-class Correction:
-    """Patches of a dropped part, and those too far from their part, become background and no other part's; what a
-    forced part claims is kept whatever the background says, unless it is too far (iFAM, sec. 3.4)."""
-
-    drop: tuple[int, ...] = ()
-    force: tuple[int, ...] = ()
-    farthest: tuple[float, ...] | None = None  # distance from each part's prototype; beyond NaN there is nothing
-
-    def keep_parts(self, claims: Claims) -> Tensor:
-        """bool [B, K], as in training."""
-        kept = claims.scores.new_ones(len(claims.scores), claims.scores.shape[1] - 1, dtype=torch.bool)
-        kept[:, list(self.drop)] = False
-        return kept
-
-    def forced(self, claims: Claims) -> Tensor:
-        """bool [B, H, W]"""
-        return _among(claims.part, self.force)
-
-    def removed(self, claims: Claims) -> Tensor:
-        """bool [B, H, W]: what would be of a part, and becomes background."""
-        gone = _among(claims.part, self.drop)
-        if self.farthest is not None:
-            limit = claims.distances.new_tensor(self.farthest, dtype=torch.float64)
-            gone = gone | (claims.distances > limit[claims.part])
-        return gone & (hard_keep(claims.scores) | self.forced(claims))
-
-    def keep(self, claims: Claims) -> Tensor:
-        """bool [B, H, W]: the patches that may be seen."""
-        kept = hard_keep(claims.scores, self.keep_parts(claims))
-        return (kept | self.forced(claims)) & ~self.removed(claims)
-
-    def foreground(self, claims: Claims) -> Tensor:
-        """[B, H, W] in [0, 1]: the share of what may be seen."""
-        share = foreground(claims.scores, self.keep_parts(claims))
-        return share.masked_fill(self.forced(claims), 1.0).masked_fill(self.removed(claims), 0.0)
-
-    def shares(self, claims: Claims) -> Tensor:
-        """[B, K+1, H, W]: the part maps; what is taken from the parts is given to the background."""
-        if self == Correction():
-            return claims.shares
-        forced, sure = self.forced(claims), F.one_hot(claims.part, claims.scores.shape[1] - 1).movedim(-1, 1)
-        parts = _surviving(claims.shares, self.keep_parts(claims), 0.0)
-        parts = torch.where(forced[:, None], sure.to(parts), parts).masked_fill(self.removed(claims)[:, None], 0.0)
-        return torch.cat([parts, 1 - parts.sum(dim=1, keepdim=True)], dim=1)
-
-
-def _among(numbers: Tensor, some: Sequence[int]) -> Tensor:
-    return torch.isin(numbers, numbers.new_tensor(some, dtype=numbers.dtype))
-
-
-def _surviving(values: Tensor, keep_parts: Tensor | None, instead: float) -> Tensor:
+def surviving(values: Tensor, keep_parts: Tensor | None, instead: float) -> Tensor:
     """[B, K, H, W]: without the background, and `instead` for what is dropped."""
     foreground = values[:, :-1]
     return foreground if keep_parts is None else foreground.masked_fill(~keep_parts[..., None, None], instead)

@@ -1,9 +1,10 @@
 """Token removal: by distance, as iFAM's paper says, and by inner products, as its published code does."""
 
+import numpy as np
 import pytest
 import torch
 
-from sightline.where.doubt import distances, published_scores, thresholds, without_doubtful
+from sightline.where.corrections import Claims, Correction, published_scores
 from sightline.where.parts import hard_keep
 
 from .conftest import CLOSE, golden
@@ -21,33 +22,28 @@ def seen(stage1, inputs):
 def test_the_same_patches_belong_to_the_same_parts(seen):
     expected = golden("masks.npz")
     assert torch.equal(seen[0].scores.argmax(dim=1), expected["token.assignment"])
-    torch.testing.assert_close(distances(seen[0]), expected["token.distance"], **CLOSE)
+    claims = Claims.of(seen[0], seen[0].scores)
+    own = expected["token.distance"].gather(1, claims.part[:, None])[:, 0]
+    torch.testing.assert_close(claims.distances, own, **CLOSE)
     torch.testing.assert_close(seen[1], expected["token.inner_products"], atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("q", QUANTILES)
 def test_doubtful_patches_become_background(seen, q):
     expected, (parts, _) = golden("masks.npz"), seen
-    few = int(expected["token.calibration_images"])
-    farthest = thresholds(distances(parts)[:few], parts.scores[:few].argmax(dim=1), float(q))
-    torch.testing.assert_close(farthest, expected[f"token.distance_threshold_q{q}"], **CLOSE)
-    kept = without_doubtful(parts, expected[f"token.distance_threshold_q{q}"])
-    assert torch.equal(kept, expected[f"token.distance.q{q}.mask"])
-    assert torch.equal(hard_keep(parts.scores) & ~kept, expected[f"token.distance.q{q}.removed"])
+    few, claims = int(expected["token.calibration_images"]), Claims.of(parts, parts.scores)
+    farthest = expected[f"token.distance_threshold_q{q}"]
+    torch.testing.assert_close(quantiles(claims.distances[:few], parts.scores[:few], float(q)), farthest, **CLOSE)
+    correction = Correction(farthest=tuple(farthest.tolist()))
+    assert torch.equal(correction.keep(claims), expected[f"token.distance.q{q}.mask"])
+    assert torch.equal(correction.removed(claims), expected[f"token.distance.q{q}.removed"])
 
 
-def test_no_threshold_removes_nothing(seen):
-    parts, _ = seen
-    for nowhere in (torch.inf, torch.nan):
-        assert torch.equal(without_doubtful(parts, torch.full((4,), nowhere)), hard_keep(parts.scores))
-    assert not without_doubtful(parts, torch.full((4,), -1.0)).any()
-
-
-def test_a_part_without_patches_has_no_threshold():
-    values = torch.rand(2, 3, 4, 4)
-    found = thresholds(values, torch.zeros(2, 4, 4, dtype=torch.long), 0.5)
-    assert found[0] == pytest.approx(values[:, 0].median().item(), abs=0.1)
-    assert found[1].isnan()
+def quantiles(values: torch.Tensor, scores: torch.Tensor, q: float) -> torch.Tensor:
+    """Of the values [n, H, W] of the patches that belong to each part."""
+    assigned = scores.argmax(dim=1)
+    own = [values[assigned == part].double().numpy() for part in range(scores.shape[1] - 1)]
+    return torch.tensor([np.quantile(some, q) for some in own], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("tag", [*(f"q{q}" for q in QUANTILES), "noop"])
@@ -56,8 +52,8 @@ def test_published_token_removal(stage1, stage2, inputs, seen, tag):
     lowest = expected[f"token.ip_threshold_{tag}"]
     if tag != "noop":
         few = int(expected["token.calibration_images"])
-        assigned = parts.scores[:few].argmax(dim=1)
-        torch.testing.assert_close(thresholds(products[:few], assigned, 1 - float(tag[1:])), lowest, **CLOSE)
+        own = products.gather(1, Claims.of(parts, parts.scores).part[:, None])[:few, 0]
+        torch.testing.assert_close(quantiles(own, parts.scores[:few], 1 - float(tag[1:])), lowest, **CLOSE)
     left = published_scores(parts, products, lowest)
     torch.testing.assert_close(left.logits, expected[f"token.ip.{tag}.logits"], atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(left.shares, expected[f"token.ip.{tag}.maps"], atol=1e-4, rtol=1e-5)
