@@ -1,13 +1,13 @@
-"""The command line. Every command is a dataclass of `config`; heavy imports wait until one is chosen."""
+"""The command line: every command is a dataclass of `config`, and what it does is in `commands`."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 from typing import Annotated
 
 import tyro
 
+from . import commands
 from .config import (
     A2,
     S2,
@@ -43,7 +43,7 @@ from .config import (
     Zs,
 )  # fmt: skip
 from .errors import UserError
-from .screen import bar, counted, fail, is_main_process, make_way, print_notes, show, show_metrics, write
+from .screen import fail
 
 sub = tyro.conf.subcommand
 Command = (
@@ -97,260 +97,22 @@ def main() -> None:
 def run(command) -> int:
     """0: as it should be. 1: the answer is bad news. 2: the question was."""
     actions = {
-        Check: check,
-        Data: data,
-        Toy: toy,
-        Convert: convert,
-        Import: import_,
-        Evaluate: evaluate,
-        Localize: localize,
-        Shape: shape,
-        Intervene: intervene,
-        Predict: predict,
-        Compare: compare,
-        Verify: verify,
-        Demo: demo,
+        Check: commands.check,
+        Data: commands.data,
+        Toy: commands.toy,
+        Convert: commands.convert,
+        Import: commands.import_,
+        Backbones: commands.backbones,
+        Pretrain: commands.pretrain,
+        Train: commands.train,
+        Evaluate: commands.evaluate,
+        Localize: commands.localize,
+        Shape: commands.shape,
+        Intervene: commands.intervene,
+        Predict: commands.predict,
+        Compare: commands.compare,
+        Verify: commands.verify,
+        Demo: commands.demo,
     }
-    if isinstance(command, Pretrain):
-        return pretrain(command)
-    if isinstance(command, Train):
-        return train(command)
-    if isinstance(command, Backbones):
-        return backbones()
-    return actions[type(command)](command)
-
-
-def train(command: Train) -> int:
-    from .train import train as run_training
-
-    folder = run_training(command)
-    if is_main_process():
-        show_metrics(folder, "test")
-        print(f"The run is in {folder}.")
-    return 0
-
-
-def pretrain(command: Pretrain) -> int:
-    import json
-
-    from .pretrain import pretrain as run_pretraining
-    from .progress import figures_of_pretraining
-    from .runs import read_run
-
-    folder = run_pretraining(command)
-    if is_main_process():
-        run = read_run(folder)
-        last = json.loads(run.log_file.read_text(encoding="utf-8").splitlines()[-1])
-        if found := figures_of_pretraining(last):
-            print(", ".join(found))
-        print(f"The backbone is {folder / 'backbone.safetensors'}: give that to --backbone.")
-    return 0
-
-
-def check(command: Check) -> int:
-    import json
-
-    from .data.check import check as look_over
-    from .data.rows import read_rows
-
-    make_way(command.out)
-    rows = read_rows(command.data, layout=command.layout)
-    with bar("opening pictures", len(rows)) as progress:
-        report = look_over(rows, open_images=not command.no_images, workers=command.workers, progress=progress)
-    print("\n".join(report.lines()))
-    if command.out is not None:
-        write(command.out, json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
-    return int(not report.ok)
-
-
-def data(command: Data) -> int:
-    from .data.build import Build, build
-
-    options = {f.name: getattr(command, f.name) for f in fields(command) if f.name != "name"}
-    built = build(command.name, Build(**options))
-    print(f"{built.folder}: {counted(built.images)}{' (already there)' if built.reused else ''}")
-    for split, counts in built.counts.items():
-        print(f"  {split}: " + ", ".join(f"{group} {count:,}" for group, count in counts.items()))
-    return 0
-
-
-def toy(command: Toy) -> int:
-    from .data.toyset import write_toy
-
-    if command.out.exists():
-        raise UserError(f"{command.out}: is there already; choose another folder")
-    settings = {f.name: getattr(command, f.name) for f in fields(command) if f.name != "out"}
-    count = command.train + command.val + command.test
-    print(f"{write_toy(command.out, **settings)}: {counted(count)} and rows.csv")
-    return 0
-
-
-def convert(command: Convert) -> int:
-    from .data.convert import convert as make
-
-    print("\n".join(make(command.layout, command.data)))
-    return 0
-
-
-def import_(command: Import) -> int:
-    from .official import import_published
-
-    print(f"The run is in {import_published(command)}.")
-    return 0
-
-
-def evaluate(command: Evaluate) -> int:
-    from .assess import assess
-
-    folder = assess(command)
-    if is_main_process():
-        show_metrics(folder, command.split)
-        print(f"Metrics and answers per picture are in {folder}.")
-    return 0
-
-
-def localize(command: Localize) -> int:
-    from rich.console import Console
-    from rich.markup import escape
-
-    if command.of_backbones:
-        return localize_backbones(command)
-
-    from .localize import localize_run
-
-    found, path = localize_run(command)
-    if is_main_process():
-        console = Console(highlight=False)
-        console.print(f"{escape(str(command.run))}, split {command.split!r}: {counted(found.n)}", soft_wrap=True)
-        console.print(found.table())
-        print_notes(console, found.notes)
-        print(f"The figures are in {path}.")
-    return 0
-
-
-def localize_backbones(command: Localize) -> int:
-    from rich.console import Console
-    from rich.markup import escape
-
-    from .localize_backbones import localize_command
-
-    found = localize_command(command)
-    if is_main_process():
-        console = Console(highlight=False)
-        about = f"{found.data}, split {found.split!r}: {counted(found.n)}, the truth being {found.truth}"
-        console.print(escape(about), soft_wrap=True)
-        console.print(found.table())
-        console.print(found.table_of_shares())
-        print_notes(console, found.notes)
-        if command.out is not None:
-            print(f"The figures{' and pictures' if command.pictures else ''} are in {command.out}.")
-    return 0
-
-
-def shape(command: Shape) -> int:
-    from .shape import shape_run
-
-    found, path = shape_run(command)
-    if is_main_process():
-        print(found.sentence)
-        print(f"Every group and the probe's answers are in {path.parent}.")
-    return 0
-
-
-def intervene(command: Intervene) -> int:
-    from rich.console import Console
-
-    from .intervene import correct
-    from .search import table
-
-    outcome = correct(command)
-    if is_main_process():
-        console = Console(highlight=False)
-        if outcome.measured is not None and (command.find or not command.changes):
-            console.print(table(outcome.measured))
-        for sentence in outcome.sentences:
-            console.print(sentence, soft_wrap=True, markup=False)
-    return 0
-
-
-def predict(command: Predict) -> int:
-    from .assess import predict_pictures
-
-    make_way(command.out)
-    guesses = predict_pictures(command)
-    if command.out is None:
-        sys.stdout.write(guesses.text)
-    else:
-        write(command.out, guesses.text)
-    if guesses.unreadable:
-        return fail(f"{guesses.unreadable:,} of {guesses.pictures:,} pictures could not be read", 1)
-    return 0
-
-
-def compare(command: Compare) -> int:
-    import json
-
-    from rich.console import Console
-
-    from .assess import compare_runs
-
-    make_way(command.out)
-    comparison = compare_runs(command)
-    console = Console(highlight=False)
-    console.print(f"On the split {command.split!r}:")
-    console.print(comparison.table())
-    print_notes(console, comparison.warnings)
-    if command.out is not None:
-        write(command.out, json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False) + "\n")
-    return 0
-
-
-def demo(command: Demo) -> int:
-    from .demo import demo as run_demo
-
-    return run_demo(command)
-
-
-def verify(command: Verify) -> int:
-    from .leaks import find_leak
-    from .sight import Judge
-    from .subject import subject_of
-    from .verify import verify as prove
-
-    make_way(command.out)
-    subject = subject_of(command)
-    kind = "picture" if command.images else "toy picture"
-    print(f"{subject.name} on {counted(len(subject.images), kind)}, looking by {subject.where}.")
-    if subject.note:
-        print(f"({subject.note})")
-    if isinstance(subject.module, Judge):
-        certificate = prove(subject.module, subject.images, subject.sight, draws=command.draws, seed=command.seed)
-        if command.out is not None:
-            write(command.out, certificate.to_json() + "\n")
-        show(certificate)
-        return int(certificate.verdict != "blind")
-    assert subject.sight is not None, "only methods look for themselves"
-    leak = find_leak(
-        subject.module, subject.images, subject.sight, call=subject.call, draws=command.draws, seed=command.seed
-    )
-    if command.out is not None:
-        write(command.out, leak.to_json() + "\n")
-    print(leak.sentence)
-    return int(leak.leaks)
-
-
-def backbones() -> int:
-    from rich.console import Console
-    from rich.table import Table
-
-    from .backbones import KNOWN
-
-    table = Table("name", "width", "blocks", "patch", "registers", "picture", "weights", box=None, pad_edge=False)
-    for known in KNOWN.values():
-        c = known.config
-        picture = f"{c.input.size[0]} px"
-        table.add_row(
-            known.name, *map(str, (c.width, c.depth, c.patch, c.registers)), picture, known.repository or known.note
-        )
-    Console(highlight=False).print(table)
-    return 0
+    # Pretraining is a kind of training, and methods are: the nearest ancestor's action.
+    return next(actions[kind] for kind in type(command).__mro__ if kind in actions)(command)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from .audit.maps import as_seen, sheet, with_parts
-from .cli import compare, show, train
+from .commands import compare, show, train
 from .config import A2, Compare, Demo, EarlyMask, Erm, Ifam, Probe, Train
 from .data.toy import make_toy
 from .data.toyset import write_toy
