@@ -82,6 +82,9 @@ class Family(Common):
     supervised_epochs: int = 10
     supervised_lr: float = 5e-4
     test: int = 2000
+    examine_every: int = 1
+    keep_every: int | None = None
+    """Keep the backbones of every so many epochs, to compare sizes at the same k-NN accuracy."""
     bank: int = 10_000
     """Training pictures whose labels the neighbours vote with."""
 
@@ -268,6 +271,7 @@ def family(config: Family, folder: Path) -> dict:
     few, members, device = slice(0, 8), [], make_accelerator(config.device).device
     for size in config.sizes:
         asked = pretraining(config, data, folder / size, size, config.epochs, config.warmup)
+        asked = replace(asked, examine_every=config.examine_every, keep_every=config.keep_every)
         random = new_learner(asked).student.vit
         save_backbone(random, folder / f"random-{size}.safetensors")
         began = time.perf_counter()

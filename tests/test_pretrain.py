@@ -214,12 +214,15 @@ def test_several_processes_draw_the_same_pictures(tmp_path):
 
 
 def test_the_weights_kept_are_the_last(toy, tmp_path, tiny):
-    folder = pretrain(small(toy, tmp_path / "run", epochs=3, examine_every=2))
+    folder = pretrain(small(toy, tmp_path / "run", epochs=3, examine_every=2, keep_every=1))
     assert [line["last"] for line in log_of(folder)] == [0, 0, 1]
     assert ["knn" in line for line in log_of(folder)] == [True, True, True]
     best, last = (load_file(folder / f"{name}.safetensors") for name in ("best", "last"))
     for name, tensor in best.items():
         assert torch.equal(tensor, last[f"model.{name}"])
+    kept = [load_file(folder / f"backbone{name}.safetensors") for name in ("-001", "-002", "-003", "")]
+    assert all(torch.equal(tensor, kept[3][name]) for name, tensor in kept[2].items())
+    assert any(not torch.equal(tensor, kept[1][name]) for name, tensor in kept[0].items())
 
 
 @pytest.mark.parametrize(
@@ -233,6 +236,7 @@ def test_the_weights_kept_are_the_last(toy, tmp_path, tiny):
         ({"batch": 1}, "two pictures to tell apart"),
         ({"warmup": 3.0}, "--warmup 3: must lie between 0 and --epochs"),
         ({"momentum": 1.5}, "--momentum 1.5"),
+        ({"keep_every": 0}, "--keep-every 0: must be at least 1"),
         ({"data": Path("nowhere")}, "nowhere: no such file or folder"),
     ],
 )

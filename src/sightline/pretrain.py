@@ -77,6 +77,8 @@ def refuse_hopeless(config: Pretrain, rows: Rows, processes: int) -> None:
         (config.registers < 0, f"--registers {config.registers}: must not be negative"),
         (config.prototypes < 2, f"--prototypes {config.prototypes}: must be at least 2"),
         (config.examine_every < 1, f"--examine-every {config.examine_every}: must be at least 1"),
+        (config.keep_every is not None and config.keep_every < 1,
+         f"--keep-every {config.keep_every}: must be at least 1"),
         (not 0 <= config.momentum < 1, f"--momentum {config.momentum}: must lie between 0 and 1, such as 0.994"),
         (not 0 <= config.finish <= 1, f"--finish {config.finish}: must lie between 0 and 1"),
         (min(config.koleo, config.masked, config.lr, config.weight_decay, config.clip) < 0,

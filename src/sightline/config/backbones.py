@@ -45,6 +45,9 @@ class Pretrain(Loop):
     """Weight of the masked-patch loss (iBOT), which costs time; 0: off."""
     examine_every: int = 5
     """Measure neighbours and attention every so many epochs."""
+    keep_every: int | None = None
+    """Also keep the backbone every so many epochs, as backbone-012.safetensors: attention may leave what matters
+    before neighbours are at their best."""
 
     batch: int = 512
     epochs: int = 100

@@ -28,6 +28,7 @@ from ..lessons import Group, Learner, Lesson, open_cache
 from ..overlap import map_columns
 from ..predict import answering_batches
 from ..vit import ViT, ViTConfig
+from ..weights import save_backbone
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -114,6 +115,8 @@ class Dino(Learner):
         """Now and then how far the teacher has come. The score is 1 for the last epoch, which is the one to keep."""
         epoch = int(self.epochs_done)
         due = epoch % self.config.examine_every == 0 or epoch in (1, self.config.epochs)
+        if self.config.keep_every and epoch % self.config.keep_every == 0 and desk.accelerator.is_main_process:
+            save_backbone(self.teacher.vit, desk.run.folder / f"backbone-{epoch:03}.safetensors", torch.float16)
         return {select: float(epoch == self.config.epochs)} | (self.progress_report(exam.indices, desk) if due else {})
 
     @torch.no_grad()
