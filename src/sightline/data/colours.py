@@ -93,12 +93,12 @@ def _auto_contrast(images: Tensor, _: Tensor) -> Tensor:
 def _equalize(images: Tensor, _: Tensor) -> Tensor:
     """Exactly Pillow's, on images of 8 bits; others are rounded to 8 bits."""
     levels = (images * 255).round().long().flatten(2)
-    b, channels, pixels = levels.shape
-    own = 256 * torch.arange(b * channels, device=images.device).view(b, channels, 1)
-    counts = torch.bincount((levels + own).flatten(), minlength=256 * b * channels).view(b, channels, 256)
-    step = (pixels - counts.gather(2, levels.amax(2, keepdim=True))) // 255
-    table = (counts.cumsum(2) - counts + step // 2) // step.clamp(min=1)
-    table = torch.where(step > 0, table.clamp(max=255), torch.arange(256, device=images.device))
+    every = torch.arange(256, device=images.device)
+    # By sorting: counting would make the CPU wait for a GPU.
+    ordered, wanted = levels.sort(2).values, every.expand(*levels.shape[:2], 256).contiguous()
+    below = torch.searchsorted(ordered, wanted)
+    step = below.gather(2, ordered[..., -1:]) // 255
+    table = torch.where(step > 0, ((below + step // 2) // step.clamp(min=1)).clamp(max=255), every)
     return (table.gather(2, levels) / 255).view_as(images)
 
 
