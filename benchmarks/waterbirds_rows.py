@@ -96,8 +96,7 @@ SELECTED_BY_A_NET = {
 HEADLINE = frozenset(
     {
         "ERM", "late mask, true", TRUE, TRUE_PIXELS, f"{TRUE_PIXELS}, balanced loss", "PDiscoFormer K=4",
-        "PDiscoFormer K=8", "iFAM K=1", "iFAM K=4", "iFAM K=8", "iFAM K=1, no mask gradient", "iFAM K=1, batch 64",
-        "iFAM K=1, published", "iFAM K=4, published", "iFAM K=1, published, batch 64", "iFAM K=1, pixels",
+        "iFAM K=1", "iFAM K=4", "iFAM K=1, published", "iFAM K=1, pixels",
     }
 )  # fmt: skip
 
