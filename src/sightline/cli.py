@@ -14,6 +14,8 @@ from .config import (
     A2Adapter,
     A2Dfr,
     A2Zs,
+    App,
+    Audit,
     Backbones,
     CentreCrop,
     Check,
@@ -25,17 +27,26 @@ from .config import (
     EarlyMask,
     Erm,
     Evaluate,
+    Export,
+    Gradmask,
     Ifam,
     Import,
     Intervene,
     LateMask,
     Localize,
+    Masktune,
+    Matrix,
     Pdiscoformer,
     Predict,
     Pretrain,
     Probe,
+    Push,
     RandomCrop,
+    Robustvit,
+    Rrr,
     Shape,
+    Stress,
+    Suite,
     Toy,
     Train,
     Ttr,
@@ -64,7 +75,11 @@ Command = (
         | Annotated[Ifam, sub("ifam")]
         | Annotated[Pdiscoformer, sub("pdiscoformer")]
         | Annotated[EarlyMask, sub("early-mask")]
-        | Annotated[LateMask, sub("late-mask")],
+        | Annotated[LateMask, sub("late-mask")]
+        | Annotated[Robustvit, sub("robustvit")]
+        | Annotated[Rrr, sub("rrr")]
+        | Annotated[Gradmask, sub("gradmask")]
+        | Annotated[Masktune, sub("masktune")],
         sub("train", description="Train a classifier."),
     ]
     | Annotated[Pretrain, sub("pretrain")]
@@ -72,13 +87,19 @@ Command = (
     | Annotated[Toy, sub("toy")]
     | Annotated[Convert, sub("convert")]
     | Annotated[Import, sub("import")]
-    | Annotated[Evaluate, sub("evaluate")]
+    | Annotated[Suite, sub("evaluate")]
     | Annotated[Localize, sub("localize")]
+    | Annotated[Matrix, sub("matrix")]
     | Annotated[Shape, sub("shape")]
+    | Annotated[Stress, sub("stress")]
     | Annotated[Intervene, sub("intervene")]
+    | Annotated[Audit, sub("audit")]
+    | Annotated[App, sub("app")]
     | Annotated[Predict, sub("predict")]
     | Annotated[Compare, sub("compare")]
     | Annotated[Verify, sub("verify")]
+    | Annotated[Export, sub("export")]
+    | Annotated[Push, sub("push")]
     | Annotated[Backbones, sub("backbones")]
     | Annotated[Demo, sub("demo")]
 )
@@ -106,12 +127,19 @@ def run(command) -> int:
         Pretrain: commands.pretrain,
         Train: commands.train,
         Evaluate: commands.evaluate,
+        Suite: commands.suite,
         Localize: commands.localize,
+        Matrix: commands.matrix,
         Shape: commands.shape,
+        Stress: commands.stress,
         Intervene: commands.intervene,
+        Audit: commands.audit,
+        App: commands.app,
         Predict: commands.predict,
         Compare: commands.compare,
         Verify: commands.verify,
+        Export: commands.export,
+        Push: commands.push,
         Demo: commands.demo,
     }
     # Pretraining is a kind of training, and methods are: the nearest ancestor's action.

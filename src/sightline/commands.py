@@ -9,6 +9,8 @@ import sys
 from dataclasses import fields
 
 from .config import (
+    App,
+    Audit,
     Backbones,
     Check,
     Compare,
@@ -16,12 +18,17 @@ from .config import (
     Data,
     Demo,
     Evaluate,
+    Export,
     Import,
     Intervene,
     Localize,
+    Matrix,
     Predict,
     Pretrain,
+    Push,
     Shape,
+    Stress,
+    Suite,
     Toy,
     Train,
     Verify,
@@ -119,6 +126,21 @@ def evaluate(command: Evaluate) -> int:
     return 0
 
 
+def suite(command: Suite) -> int:
+    from rich.console import Console
+
+    from .suite import run_suite
+
+    if command.suite is None:
+        return evaluate(command)
+    found, folder = run_suite(command)
+    console = Console(highlight=False)
+    console.print(found.table())
+    print_notes(console, found.notes)
+    print(f"The figures, and answers per picture, are in {folder}.")
+    return 0
+
+
 def localize(command: Localize) -> int:
     from rich.console import Console
     from rich.markup import escape
@@ -157,6 +179,26 @@ def localize_backbones(command: Localize) -> int:
     return 0
 
 
+def matrix(command: Matrix) -> int:
+    from rich.console import Console
+
+    from .matrix import fill
+
+    console = Console(highlight=False)
+
+    def tell(cell) -> None:
+        found = f"{cell.figure} ({cell.way})" if cell.figure else f"empty: {cell.empty}"
+        console.print(f"{cell.name}: {found}", soft_wrap=True, markup=False)
+
+    grid = fill(command, tell)
+    console.print(grid.table())
+    print_notes(console, grid.notes)
+    for sentence in grid.sentences:
+        console.print(sentence, soft_wrap=True, markup=False)
+    print(f"The figures, pictures and every cell's answers are in {command.folder}.")
+    return int(not grid.filled)
+
+
 def shape(command: Shape) -> int:
     from .shape import shape_run
 
@@ -164,6 +206,24 @@ def shape(command: Shape) -> int:
     if is_main_process():
         print(found.sentence)
         print(f"Every group and the probe's answers are in {path.parent}.")
+    return 0
+
+
+def stress(command: Stress) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from .audit.stress import stress as test_explanations
+
+    found, path = test_explanations(command)
+    console = Console(highlight=False)
+    console.print(f"{escape(str(command.run))}, split {command.split!r}: {counted(found.n)}", soft_wrap=True)
+    for table in found.tables():
+        console.print(table)
+    print_notes(console, found.notes)
+    for one in found.sentences:
+        console.print(one, soft_wrap=True, markup=False)
+    print(f"The figures, and what there is per picture, are in {path.parent}.")
     return 0
 
 
@@ -181,6 +241,21 @@ def intervene(command: Intervene) -> int:
         for sentence in outcome.sentences:
             console.print(sentence, soft_wrap=True, markup=False)
     return 0
+
+
+def audit(command: Audit) -> int:
+    from .audit.report import audit as write_report
+
+    path, headline = write_report(command)
+    print(headline)
+    print(f"The report is {path}: open it in a browser.")
+    return 0
+
+
+def app(command: App) -> int:
+    from .audit.app import serve
+
+    return serve(command)
 
 
 def predict(command: Predict) -> int:
@@ -205,14 +280,56 @@ def compare(command: Compare) -> int:
     from .assess import compare_runs
 
     make_way(command.out)
-    comparison = compare_runs(command)
+    make_way(command.classes)
     console = Console(highlight=False)
+    if command.suite is not None:
+        return compare_on_suite(command, console)
+    comparison = compare_runs(command)
     console.print(f"On the split {command.split!r}:")
     console.print(comparison.table())
     print_notes(console, comparison.warnings)
     if command.out is not None:
         write(command.out, json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    if command.classes is not None:
+        from .audit.changes import both
+
+        files = [folder / "predictions" / f"{command.split}.csv" for folder in two_of(command)]
+        draw_class_changes({command.split: both(*files)}, command)
     return 0
+
+
+def compare_on_suite(command: Compare, console) -> int:
+    import json
+
+    from .suite import compare_suites
+
+    assert command.suite is not None
+    before, after = two_of(command)
+    found, pairs = compare_suites(before, after, command.suite)
+    console.print(found.table([one.name for one in (before, after)]))
+    if command.out is not None:
+        write(command.out, json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    if command.classes is not None:
+        draw_class_changes(pairs, command)
+    return 0
+
+
+def two_of(command: Compare):
+    if len(command.runs) != 2:
+        raise UserError(f"classes and suites are compared of two runs, not of {len(command.runs)}")
+    return command.runs
+
+
+def draw_class_changes(pairs, command: Compare) -> None:
+    from .audit.changes import class_changes, draw_changes, in_words
+
+    assert command.classes is not None
+    before, after = two_of(command)
+    changes = {name: class_changes(*pair) for name, pair in pairs.items()}
+    for name, some in changes.items():
+        print(f"{name}: {in_words(some)}")
+    draw_changes(changes, command.classes, f"from {before.name} to {after.name}")
+    print(f"Every class is in {command.classes}.")
 
 
 def demo(command: Demo) -> int:
@@ -247,6 +364,28 @@ def verify(command: Verify) -> int:
         write(command.out, leak.to_json() + "\n")
     print(leak.sentence)
     return int(leak.leaks)
+
+
+def export(command: Export) -> int:
+    from .export import export as write_out
+
+    with bar("exporting", 4) as progress:
+        made = write_out(command, progress)
+    for sentence in filter(None, (made.agreement.sentence, made.agreement.proof)):
+        print(sentence)
+    print(f"Tried on {made.pictures}. {made.folder / 'model.onnx'}: {made.bytes / 1e6:.1f} MB; how to use it is in")
+    print(f"{made.folder / 'model.json'} (`example`) and in the model card beside it, README.md.")
+    return 0
+
+
+def push(command: Push) -> int:
+    from .push import push as publish
+
+    with bar("publishing", 3) as progress:
+        pushed = publish(command, progress)
+    print(f"{counted(pushed.files, 'file')}, {pushed.bytes / 1e6:.1f} MB: {pushed.address} ({pushed.seen_by}).")
+    print(f'Load it with sightline.load("hf:{command.repository}").')
+    return 0
 
 
 def backbones(_: Backbones) -> int:

@@ -29,6 +29,7 @@ from .overlap import Columns, per_image
 from .predict import answering_batches, needs_masks, shown, sight_for
 from .sight import Look
 from .vit import Input
+from .where.relevance import can_be_explained, relevance_map
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -173,6 +174,8 @@ class _Watch:
                     images = truth.images.float() / 255
                     with self.accelerator.autocast():
                         sight, maps = sight_for(self.method, images, told), self.method.maps(images)
+                        if can_be_explained(self.method):  # it sees everything; so, what does its answer rely on?
+                            maps = maps | {"gae": relevance_map(self.method, images)}
                     seen = per_image(sight, maps, truth, published=self.published)
                     mine.append((truth.indices.cpu().numpy(), seen))
         return in_order(mine)

@@ -1,8 +1,12 @@
 """What a user can say: each dataclass is a command, each field a flag and a Python argument."""
 
+from .app import App
+from .auditing import Audit
 from .backbones import Backbones, Import, Pretrain
 from .data import BUILDS, CONVERTIBLE, Build, Check, Convert, Data, Toy
+from .exporting import Export, Push
 from .intervening import Intervene
+from .matrix import Matrix
 from .measuring import Compare, Demo, Evaluate, Localize, Predict, Shape, Verify
 from .methods import (
     A2,
@@ -20,12 +24,15 @@ from .methods import (
     RandomCrop,
     Shaping,
 )
+from .relevance import Gradmask, Masktune, Robustvit, Rrr
+from .stressing import Stress, Suite
 from .training import Loop, Train
 from .zeroshot import A2Zs, Ttr, Zs
 
 __all__ = [
-    "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "Backbones", "Build", "CentreCrop", "Check",
-    "Compare", "Convert", "Data", "Demo", "Dfr", "EarlyMask", "Erm", "Evaluate", "Ifam", "Import", "Intervene",
-    "LateMask", "Localize", "Loop", "Pdiscoformer", "Predict", "Pretrain", "Probe", "RandomCrop", "Shape", "Shaping",
+    "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "App", "Audit", "Backbones", "Build",
+    "CentreCrop", "Check", "Compare", "Convert", "Data", "Demo", "Dfr", "EarlyMask", "Erm", "Evaluate", "Export",
+    "Gradmask", "Ifam", "Import", "Intervene", "LateMask", "Localize", "Loop", "Masktune", "Matrix", "Pdiscoformer",
+    "Predict", "Pretrain", "Probe", "Push", "RandomCrop", "Robustvit", "Rrr", "Shape", "Shaping", "Stress", "Suite",
     "Toy", "Train", "Ttr", "Verify", "Zs",
 ]  # fmt: skip

@@ -131,6 +131,10 @@ class Compare:
     runs: Positional[tuple[Path, ...]]
     """Run folders; or, to compare on other data, the folders that `evaluate` made for these in each run."""
     split: Literal["val", "test"] = "test"
+    suite: Literal["imagenet-shift"] | None = None
+    """On the test sets that `evaluate --suite` has measured two runs on."""
+    classes: Path | None = None
+    """Of two runs: draw there how the accuracy of every class has changed, from the first to the second."""
     out: Path | None = None
     """Write the table there, as JSON."""
 

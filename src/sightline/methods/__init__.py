@@ -25,6 +25,10 @@ FILES = {
     "ifam": "ifam",
     "early-mask": "given_mask",
     "late-mask": "given_mask",
+    "robustvit": "robustvit",
+    "rrr": "input_gradients",
+    "gradmask": "input_gradients",
+    "masktune": "masktune",
     "pretrain": "dino",
 }
 

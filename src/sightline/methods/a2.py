@@ -98,6 +98,11 @@ def heads_of(text: str, config: ViTConfig) -> Heads:
     raise UserError(f"--heads {text}: {', '.join(AGGREGATES)}, or the number of a head, 0 to {config.heads - 1}")
 
 
+def refuse_layer(name: str, config: ViTConfig, layer: int) -> None:
+    if not -config.depth <= layer < config.depth:
+        raise UserError(f"--layer {layer}: {name} has {config.depth} blocks, 0 to {config.depth - 1}")
+
+
 def refuse_crowds(crops: Crops, size: tuple[int, int]) -> None:
     """Crops that never fit into the picture. Where they merely may not, the one before is taken once more."""
     pixels = sorted(in_pixels(side, size) for side in crops.numbers)
@@ -124,8 +129,7 @@ def make_a2(
     name = config.where or config.backbone
     vit = load_backbone(name, classes=0, seed=config.seed)
     for layer in config.layer:
-        if not -vit.config.depth <= layer < vit.config.depth:
-            raise UserError(f"--layer {layer}: {name} has {vit.config.depth} blocks, 0 to {vit.config.depth - 1}")
+        refuse_layer(name, vit.config, layer)
     looks = [Crops((), layer, heads_of(heads, vit.config)) for layer in config.layer for heads in config.heads]
     return make(config, looks, vit, rows, run, accelerator, fit)
 
@@ -175,7 +179,8 @@ def fits(
     features = {
         split: kept_features(
             lambda images: what.embed(images, looking.look(images)), [where, what], rows, rows.where(split), expects,
-            accelerator, config.cache or run.folder / "features", batch=config.batch, workers=config.workers,
+            accelerator, config.cache or run.folder / "features",
+            decoded=config.cache, batch=config.batch, workers=config.workers,
         )
         for split in config.uses
     }  # fmt: skip

@@ -183,7 +183,8 @@ def look_over(
     if len(indices) > config.pictures:
         some = np.random.default_rng(config.seed).choice(len(indices), config.pictures, replace=False)
         indices = indices[np.sort(some)]
-    folder, options = config.cache or run.folder / "features", {"batch": config.batch, "workers": config.workers}
+    folder = config.cache or run.folder / "features"
+    options: Any = {"decoded": config.cache, "batch": config.batch, "workers": config.workers}
 
     def glanced(images: Tensor) -> Tensor:
         attention, tokens = sight.glance(images)
@@ -228,7 +229,8 @@ def make_a2_adapter(config: A2Adapter, rows: Rows, run: Run, accelerator: Accele
     features = {
         split: kept_features(
             lambda images: what.embed(images, sight.look(images)), [sight, what], rows, rows.where(split), expects,
-            accelerator, config.cache or run.folder / "features", batch=config.batch, workers=config.workers,
+            accelerator, config.cache or run.folder / "features",
+            decoded=config.cache, batch=config.batch, workers=config.workers,
         )
         for split in ("train", "val")
     }  # fmt: skip

@@ -71,10 +71,11 @@ def make_probe(
     folder = config.cache or run.folder / "features"
     features = {
         split: cls_features(
-            vit, rows, rows.where(split), expects, accelerator, folder, batch=config.batch, workers=config.workers
+            vit, rows, rows.where(split), expects, accelerator, folder,
+            decoded=config.cache, batch=config.batch, workers=config.workers,
         )
         for split in config.uses
-    }
+    }  # fmt: skip
     fitted = fit(config, rows, features)
     assert vit.head is not None
     set_head(vit.head, fitted.linear)
@@ -132,7 +133,7 @@ def make_s2(config: S2, rows: Rows, run: Run, accelerator: Accelerator) -> tuple
     features = {
         split: kept_features(
             what.embed, [what], rows, rows.where(split), expects, accelerator,
-            config.cache or run.folder / "features", batch=config.batch, workers=config.workers,
+            config.cache or run.folder / "features", decoded=config.cache, batch=config.batch, workers=config.workers,
         )
         for split in config.uses
     }  # fmt: skip

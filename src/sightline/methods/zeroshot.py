@@ -137,7 +137,7 @@ def on_validation(
     looking, val = cast(Look, where), rows.where("val")
     tokens = kept_features(
         lambda images: what.embed(images, looking.look(images)), [where, what], rows, val, expects, accelerator,
-        config.cache or run.folder / "features", batch=config.batch, workers=config.workers,
+        config.cache or run.folder / "features", decoded=config.cache, batch=config.batch, workers=config.workers,
     )  # fmt: skip
     with torch.no_grad():
         logits = what.answer(torch.from_numpy(tokens).to(accelerator.device)).cpu().numpy()

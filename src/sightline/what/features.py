@@ -33,13 +33,15 @@ def cls_features(
     accelerator: Accelerator,
     folder: Path,
     *,
+    decoded: Path | None = None,
     batch: int,
     workers: int,
 ) -> np.ndarray:
     """float32 [n, D]: the CLS token of every row, in the order of `indices`."""
     return kept_features(
-        lambda images: vit(images).cls, [vit], rows, indices, expects, accelerator, folder, batch=batch, workers=workers
-    )
+        lambda images: vit(images).cls, [vit], rows, indices, expects, accelerator, folder,
+        decoded=decoded, batch=batch, workers=workers,
+    )  # fmt: skip
 
 
 def kept_features(
@@ -51,12 +53,14 @@ def kept_features(
     accelerator: Accelerator,
     folder: Path,
     *,
+    decoded: Path | None = None,
     batch: int,
     workers: int,
 ) -> np.ndarray:
     """float32 [n, ...]: what `embed` makes of every row's picture, computed now or found in `folder`.
 
     `modules` are all that it works with: their weights and what they print as must say everything about it.
+    Decoded pictures are kept in the folder `decoded`, where one is named: others may look at them, too.
     """
     path, there = folder, False
     if accelerator.is_main_process:
@@ -67,7 +71,7 @@ def kept_features(
         return load_tensors(path)[0]["features"].numpy()
     for module in modules:
         module.to(accelerator.device).eval()
-    batches = answering_batches(rows, indices, expects, accelerator, batch=batch, workers=workers)
+    batches = answering_batches(rows, indices, expects, accelerator, batch=batch, workers=workers, cache=decoded)
     try:
         features = over_batches(lambda images, _: embed(images), batches, accelerator)
     finally:

@@ -1,0 +1,27 @@
+"""What the report is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .measuring import Evaluate
+
+
+@dataclass(frozen=True)
+class Audit(Evaluate):
+    """Write a report of a trained model, one HTML file that opens offline: where it fails, what it looks at, what is
+    proved, and what happens if it stops looking there."""
+
+    split: Literal["val", "test"] = "test"
+    pictures: int = 200
+    """Show at most this many pictures."""
+    quick: bool = False
+    """Swap backgrounds of fewer pictures, measure distances on fewer, leave out what the sight's shape gives away."""
+    seed: int = 0
+    """Of what is drawn: pictures to show, backgrounds to swap."""
+    out: Path | None = None
+    """The HTML file. Default: audit.html in the run (for --split val, audit-val.html), or its folder for other data."""
+    cache: Path | None = None
+    """Take decoded pictures from this folder, such as the one of training, and keep them there."""

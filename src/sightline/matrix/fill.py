@@ -1,0 +1,135 @@
+"""Filling the grid, cell by cell; what is finished already is not done again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from ..assess import make_folder, save_plainly
+from ..config.matrix import Matrix
+from ..data.rows import Rows, read_rows
+from ..errors import UserError
+from ..evaluate import evaluate
+from ..predict import make_accelerator
+from ..runs import about, versions
+from ..train import train_counts
+from .bench import Bench, short_print
+from .cells import Cell, add_cell, read_cells
+from .grid import Grid, grid_of
+from .ways import crop_ways, mass_ways
+from .whats import ANSWERS, Outcome, What, open_what
+from .wheres import KINDS, Where
+from .words import PUBLISHED, WHATS, Word, read_words
+
+Opened = TypeVar("Opened", Where, What)
+
+
+def fill(config: Matrix, told: Callable[[Cell], None] = lambda _: None) -> Grid:
+    """Every cell that was asked for; each is `told` as soon as it is there. The files are in `config.folder`."""
+    wheres = read_words(config.where, KINDS, "where")
+    whats = read_words(config.what, WHATS, "what")
+    rows = read_rows(config.data, layout=config.layout, seed=config.split_seed)
+    refuse_hopeless(config, rows)
+    accelerator = make_accelerator(config.device)
+    if accelerator.num_processes > 1:
+        raise UserError("the matrix is filled by one process: start it without accelerate")
+    if config.pictures:
+        from ..audit.curves import figure_class
+
+        figure_class()  # or it says what is missing
+    folder = config.folder
+    make_folder(folder)
+    bench = Bench(config, rows, accelerator.device)
+    opened_whats = {word: attempt(open_what, word, bench) for word in whats}
+    before, cells = read_cells(folder / "cells.jsonl"), []
+    for word in wheres:
+        where = attempt(KINDS[word.kind], word, bench)
+        for other in whats:
+            cell = filled(where, opened_whats[other], Cell(word, other), before, bench)
+            cells.append(cell)
+            told(cell)
+    grid = grid_of(cells, wheres, whats, bench.rows, config)
+    save_plainly(folder / "matrix.json", json.dumps(grid.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    if config.pictures:
+        grid.draw(folder)
+    return grid
+
+
+def refuse_hopeless(config: Matrix, rows: Rows) -> None:
+    for split in ("train", "val", "test"):
+        if not len(rows.where(split)):
+            raise UserError(f"{config.data}: no pictures in the split {split!r}; `sightline check` says more")
+    only = np.unique(rows.labels[rows.where("train")])
+    if len(only) == 1:
+        name = rows.classes[only[0]]
+        raise UserError(f"{config.data}: all training pictures are of one class, {name!r}; there is nothing to tell")
+    for wrong, complaint in (
+        (config.batch < 1, f"--batch {config.batch}: must be at least 1"),
+        (config.workers < 0, f"--workers {config.workers}: must not be negative"),
+        (config.epochs < 1, f"--epochs {config.epochs}: must be at least 1"),
+    ):
+        if wrong:
+            raise UserError(complaint)
+    crop_ways(config)
+    mass_ways(config)
+
+
+def attempt(make: Callable[[Word, Bench], Opened], word: Word, bench: Bench) -> Opened | UserError:
+    """What cannot be opened leaves its row or column empty, and the others alone."""
+    try:
+        return make(word, bench)
+    except UserError as error:
+        return error
+
+
+def filled(where: Where | UserError, what: What | UserError, cell: Cell, before: dict[str, Cell], bench: Bench) -> Cell:
+    cell = replace(cell, published=PUBLISHED.get((cell.where.kind, cell.what.kind)))
+    for opened in (where, what):
+        if isinstance(opened, UserError):
+            return replace(cell, empty=str(opened))
+    assert isinstance(where, Where)
+    assert isinstance(what, What)
+    facts = bench.data, where.identity, what.word.kind, what.identity, str(what.expects), what.settings()
+    cell = replace(cell, key=short_print(json.dumps(facts)))
+    home = bench.config.folder / "cells" / cell.folder
+    if cell.key in before and (home / "predictions" / "test.csv").is_file():
+        return replace(before[cell.key], where=cell.where, what=cell.what)
+    began = time.perf_counter()
+    try:
+        outcome = ANSWERS[what.answers](where, what, bench.config.folder / "runs" / cell.folder)
+    except UserError as error:
+        return replace(cell, empty=str(error))
+    cell = replace(
+        cell,
+        metrics=evaluate(outcome.answers["test"], train_group_counts=train_counts(bench.rows), seed=bench.config.seed),
+        validation=outcome.validation, way=outcome.way.words, tried=outcome.tried, rule=outcome.rule,
+        facts=outcome.facts, parameters={"where": where.parameters, "what": what.parameters},
+        seconds=round(time.perf_counter() - began, 2), note=where.note,
+    )  # fmt: skip
+    keep(cell, outcome, home, bench)
+    add_cell(bench.config.folder / "cells.jsonl", cell)
+    return cell
+
+
+def keep(cell: Cell, outcome: Outcome, home: Path, bench: Bench) -> None:
+    """As a run has them, so that `sightline compare` takes cells, too."""
+    make_folder(home / "predictions")
+    for split, answers in outcome.answers.items():
+        answers.save_csv(home / "predictions" / f"{split}.csv")
+    data = about(bench.rows) | {"path": str(bench.config.data.expanduser().resolve()), "fingerprint": bench.data}
+    facts = {
+        "method": "matrix",
+        "config": asdict(bench.config) | {"where": str(cell.where), "what": str(cell.what), "way": cell.way},
+        "data": data | {"layout": bench.config.layout},
+        "versions": versions(),
+        "seed": bench.config.seed,
+        "selection": {"metric": cell.rule, "on": "val"},
+        "state": "finished",
+    }
+    save_plainly(home / "run.json", json.dumps(facts, indent=1, ensure_ascii=False, default=str) + "\n")
