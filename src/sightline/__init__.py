@@ -7,21 +7,29 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0.dev0"
 __all__ = [
-    "Method", "Prediction", "Sight", "find_leak", "load", "load_backbone", "pretrain", "save_backbone", "train",
-    "verify",
+    "Method", "Prediction", "Sight", "SightlineClassifier", "evaluate", "export", "find_leak", "load", "load_backbone",
+    "pretrain", "push", "save_backbone", "train", "verify",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from .assess import assess as evaluate
+    from .estimator import SightlineClassifier
+    from .export import export
     from .leaks import find_leak
-    from .load import load
+    from .load import load_run as load
     from .pretrain import pretrain
+    from .push import push
     from .sight import Method, Prediction, Sight
     from .train import train
     from .verify import verify
     from .weights import load_backbone, save_backbone
 
-_ROOMS = {
-    "load": ".load",
+_ROOMS = {  # where a word is, and by what name if that is another
+    "load": ".load:load_run",
+    "evaluate": ".assess:assess",
+    "export": ".export",
+    "push": ".push",
+    "SightlineClassifier": ".estimator",
     "train": ".train",
     "pretrain": ".pretrain",
     "Method": ".sight",
@@ -42,7 +50,8 @@ class _Words(types.ModuleType):
 
     def __getattribute__(self, name: str):
         if name in _ROOMS:
-            return getattr(importlib.import_module(_ROOMS[name], __name__), name)
+            room, _, there = _ROOMS[name].partition(":")
+            return getattr(importlib.import_module(room, __name__), there or name)
         return super().__getattribute__(name)
 
 

@@ -120,6 +120,14 @@ def kept(model: Model) -> Intervention | None:
     return intervention
 
 
+def keep(model: Model, intervention: Intervention) -> Intervention:
+    """Kept in the run from now on; it says of which weights."""
+    weights = weights_sha256(cast(nn.Module, model.method))
+    complete = replace(intervention, facts=dict(intervention.facts) | {"weights": weights})
+    complete.save(model.run.folder / FILE)
+    return complete
+
+
 def load_corrected(folder: Path, device: str, intervention: bool, *, aloud: bool = True) -> Model:
     """With the intervention that is kept in the run, if one is and if that is wanted, and a line that says so."""
     model = load(folder, device)
@@ -157,6 +165,13 @@ def calibrate(method: PartLearner, batches: Batches, accelerator: Accelerator) -
             own = hard_keep(claims.scores)
             sketch.add(claims.part[own].cpu().numpy(), claims.distances[own].cpu().numpy())
     return Sketch(np.sum(gather_object([sketch.counts]), axis=0))
+
+
+def calibrated(asked: Asked, sketch: Sketch) -> dict[str, Any]:
+    """What an intervention says of its distances."""
+    counts = sketch.counts.sum(axis=1).tolist()
+    on = {"data": asked.rows.name, "fingerprint": asked.fingerprint, "split": "train"}
+    return {"calibrated": on | {"patches": counts, "relative_error": sketch.ERROR}}
 
 
 # ---- looking once ----------------------------------------------------------------------------------------------------
@@ -268,7 +283,7 @@ class Bench:
         if (q := self.command.quantile) is not None:
             asked = self._asked()
             sketch = self._calibrate(asked)
-            now, facts = replace(now, quantile=q, thresholds=sketch.quantile(q)), self._calibrated(asked, sketch)
+            now, facts = replace(now, quantile=q, thresholds=sketch.quantile(q)), calibrated(asked, sketch)
         elif not facts and "calibrated" in before.facts:
             facts = {"calibrated": before.facts["calibrated"]}
         now.refuse_impossible(self.method.where.parts)
@@ -300,7 +315,7 @@ class Bench:
             before = self.by_hand(before or Intervention(), names) if self.command.name else before
             return Outcome(self.method.where.parts, before, self.measured(), found)
         about = {k: v for k, v in found.to_dict().items() if k != "trials"}
-        facts = self._calibrated(asked, sketch) | {"found": data | about}
+        facts = calibrated(asked, sketch) | {"found": data | about}
         chosen = self._save(replace(found.chosen, facts=facts))
         return Outcome(self.method.where.parts, chosen, self.measured(), found)
 
@@ -336,21 +351,15 @@ class Bench:
         finally:
             batches.close()
 
-    def _calibrated(self, asked: Asked, sketch: Sketch) -> dict[str, Any]:
-        counts = sketch.counts.sum(axis=1).tolist()
-        on = {"data": asked.rows.name, "fingerprint": asked.fingerprint, "split": "train"}
-        return {"calibrated": on | {"patches": counts, "relative_error": sketch.ERROR}}
-
     @cached_property
     def _weights(self) -> str:
         return weights_sha256(cast(nn.Module, self.model.method))
 
     def _save(self, intervention: Intervention) -> Intervention:
-        complete = replace(intervention, facts=dict(intervention.facts) | {"weights": self._weights})
         if self.accelerator.is_main_process:
-            complete.save(self.model.run.folder / FILE)
+            intervention = keep(self.model, intervention)
         self.accelerator.wait_for_everyone()
-        return complete
+        return intervention
 
     def _draw(self, rows: Rows, found: Search) -> None:
         """What each part, and the usual quantiles, leave of a few of the pictures."""

@@ -1,11 +1,12 @@
-"""A trained model, back from its run folder."""
+"""A trained model, back from its run folder, or from the Hugging Face hub: `hf:OWNER/NAME`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -15,8 +16,14 @@ from .data.images import mask_to_tensor, read_image, read_mask, to_tensor, uprig
 from .errors import UserError
 from .methods import builder_of
 from .runs import Run, config_of, read_run
-from .sight import Method, Prediction, Sight
+from .sight import Method, Sight
 from .vit import Input
+
+if TYPE_CHECKING:
+    from .show import Answer
+
+Picture = str | Path | Image.Image | np.ndarray | Tensor
+HUB = "hf:"
 
 
 @dataclass(frozen=True)
@@ -29,17 +36,24 @@ class Model:
     run: Run
 
     @torch.no_grad()
-    def predict(
-        self, pictures: str | Path | Image.Image | list[str | Path | Image.Image], mask: str | Path | None = None
-    ) -> Prediction:
-        """Answers for one picture or several, as files or as Pillow images. A `mask` of one picture, bright where it
-        may be seen, takes the place of where the method would look."""
-        several = pictures if isinstance(pictures, list) else [pictures]
-        opened = [upright_rgb(one) if isinstance(one, Image.Image) else read_image(one) for one in several]
+    def predict(self, pictures: Picture | list[Any], mask: str | Path | None = None) -> Answer:
+        """Answers for one picture or several: files, Pillow images, arrays [h, w, 3] or tensors [3, h, w] of bytes or
+        of floats in [0, 1]. A `mask` of one picture, bright where it may be seen, takes the place of where the method
+        would look."""
+        from .show import answer_of
+
+        opened = [opened_picture(one) for one in one_by_one(pictures)]
+        if not opened:
+            raise UserError("no pictures: give one, or a list of them")
         device = next(cast(nn.Module, self.method).parameters()).device
         images = torch.stack([to_tensor(one, self.expects) for one in opened]).to(device)
         sight = self.method.look(images) if mask is None else self._drawn(Path(mask), opened, images)
-        return self.method.judge(images, sight)
+        return answer_of(self.method.judge(images, sight), images, self.classes)
+
+    def _repr_html_(self) -> str:
+        from .show import model_html
+
+        return model_html(self)
 
     def _drawn(self, path: Path, pictures: list[Image.Image], images: Tensor) -> Sight:
         from .intervene import told
@@ -53,7 +67,46 @@ class Model:
         return told(self.method, images, mask_to_tensor(mask, self.expects)[None].to(images.device))
 
 
+def one_by_one(pictures: Picture | list[Any]) -> list[Any]:
+    if isinstance(pictures, np.ndarray | Tensor):
+        return list(pictures) if pictures.ndim in (1, 4) else [pictures]
+    return list(pictures) if isinstance(pictures, list | tuple) else [pictures]
+
+
+def opened_picture(one: Any) -> Image.Image:
+    if isinstance(one, Image.Image):
+        return upright_rgb(one)
+    if isinstance(one, str | Path):
+        return read_image(one)
+    if isinstance(one, Tensor) and one.ndim == 3:
+        one = one.detach().cpu().movedim(0, -1).numpy()
+    if not isinstance(one, np.ndarray):
+        raise UserError(f"a picture is a path, a Pillow image or an array, not a {type(one).__name__}")
+    if one.ndim not in (2, 3) or (one.ndim == 3 and one.shape[2] not in (1, 3, 4)):
+        raise UserError(f"an array of {list(one.shape)} is no picture: [h, w], [h, w, 3] or [h, w, 4]")
+    if np.issubdtype(one.dtype, np.floating):
+        if not (np.isfinite(one).all() and one.min() >= 0 and one.max() <= 1):
+            raise UserError("an array of floats is a picture where all are between 0 and 1: divide by 255, perhaps")
+        one = np.round(one * 255).astype(np.uint8)
+    if one.dtype != np.uint8:
+        raise UserError(f"an array of {one.dtype} is no picture: bytes (uint8), or floats between 0 and 1")
+    return upright_rgb(Image.fromarray(one[..., 0] if one.ndim == 3 and one.shape[2] == 1 else one))
+
+
+def load_run(folder: str | Path, device: str = "cpu", *, intervention: bool = True) -> Model:
+    """`sightline.load`: a run with the intervention that is kept in it, if one is, or as it was trained."""
+    from .intervene import with_kept
+
+    model = load(folder, device)
+    return with_kept(model) if intervention else model
+
+
 def load(folder: str | Path, device: str = "cpu") -> Model:
+    """As it was trained."""
+    if str(folder).startswith(HUB):
+        from .push import fetch
+
+        folder = fetch(str(folder).removeprefix(HUB))
     run = read_run(folder)
     if missing := [fact for fact in ("method", "data", "vit") if not run.facts.get(fact)]:
         raise UserError(

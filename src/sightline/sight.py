@@ -7,11 +7,14 @@ prediction. Whatever does something with methods (verify, intervene, localize, a
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Sight:
                 raise ValueError(f"Sight.{name} has {ndim} dimensions, not {list(value.shape)}")
             if name.startswith("keep") and value.dtype != torch.bool:
                 raise ValueError(f"Sight.{name} says yes or no: bool, not {value.dtype}")
-        if len({len(value) for value in self._given().values()}) > 1:
+        lengths = [len(value) for value in self._given().values()]
+        if any(length != lengths[0] for length in lengths):  # one by one, so that it can be traced for any number
             raise ValueError("the parts of a Sight are for different numbers of images")
 
     @classmethod
@@ -86,6 +90,12 @@ class Sight:
     def coverage(self, size: tuple[int, ...]) -> Tensor:
         """[B]: the share of each image that may be seen."""
         return self.visible(size).float().mean(dim=(1, 2))
+
+    def show(self, images: Tensor | None = None) -> Image:
+        """A picture of what may be seen of these images; without them, of its shape."""
+        from .show import drawn
+
+        return drawn(self, images)
 
     def to(self, device: torch.device | str) -> Sight:
         return replace(self, **{name: value.to(device) for name, value in self._given().items()})

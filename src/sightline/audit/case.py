@@ -1,0 +1,144 @@
+"""What a report is about: a model, the pictures that it is asked about, and how to get at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from ..assess import Asked, data_asked_for, opened, with_classes_of
+from ..config import Audit
+from ..data.batches import Batch, Batches
+from ..data.images import Canvas, decode
+from ..data.rows import Rows
+from ..errors import UserError
+from ..intervene import kept, with_kept
+from ..interventions import Intervention
+from ..load import Model
+from ..methods.pdiscoformer import PartLearner
+from ..predict import answering_batches, needs_masks, shown, sight_for
+from ..screen import bar
+from ..sight import Method, Sight
+
+LOOKED_AT = 32  # pictures at once, to be drawn
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    command: Audit
+    accelerator: Accelerator
+    model: Model  # with what is kept to correct it
+    parts: PartLearner | None  # the same as it was trained, if it discovers parts
+    intervention: Intervention
+    asked: Asked
+    rows: Rows  # those of `asked`, with the model's classes
+
+    @property
+    def method(self) -> Method:
+        return self.model.method
+
+    @property
+    def indices(self) -> np.ndarray:
+        return self.rows.where(self.command.split)
+
+    @property
+    def blind(self) -> bool:
+        return getattr(self.method, "blind", True)
+
+    @contextmanager
+    def batches(self, what: str, indices: np.ndarray) -> Generator[Batches]:
+        """As the method is to see them, while a bar says how far it is."""
+        said = self.command
+        batches = answering_batches(
+            shown(self.method, self.rows), indices, self.model.expects, self.accelerator, batch=said.batch,
+            workers=said.workers, cache=said.cache, masks=needs_masks(self.method),
+        )  # fmt: skip
+        with closing(batches), bar(what, len(indices)) as tick:
+            yield cast(Batches, Counted(batches, tick))
+
+    def pictures(self, indices: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        """Floats [n, 3, h, w] in [0, 1], and the masks that the method is told by, if it is."""
+        rows, told = shown(self.method, self.rows), needs_masks(self.method)
+        samples = [decode(rows, int(i), Canvas.of(self.model.expects), mask=told) for i in indices]
+        images = torch.stack([sample.image for sample in samples]).float() / 255
+        masks = torch.stack([sample.mask for sample in samples if sample.mask is not None]) if told else None
+        device = self.accelerator.device
+        return images.to(device), None if masks is None else masks.to(device)
+
+    @torch.no_grad()
+    def looked_at(self, indices: np.ndarray) -> Iterator[tuple[Tensor, Sight, dict[str, Tensor]]]:
+        """Pictures, what is seen of them, and the method's maps, some at a time."""
+        for start in range(0, len(indices), LOOKED_AT):
+            images, masks = self.pictures(indices[start : start + LOOKED_AT])
+            yield images, sight_for(self.method, images, masks), self.method.maps(images)
+
+
+def open_case(command: Audit) -> Case:
+    accelerator, model = opened(command.run, command.device)
+    if accelerator.num_processes > 1:
+        raise UserError("a report is written by one process: run `sightline audit` without a launcher")
+    asked = data_asked_for(command, model.run)
+    rows = with_classes_of(model, asked.rows, asked.path)
+    if not len(rows.where(command.split)):
+        raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
+    if command.pictures < 0:
+        raise UserError(f"--pictures {command.pictures}: must not be negative")
+    parts = model.method if isinstance(model.method, PartLearner) else None
+    found = kept(model) or Intervention()
+    if not command.intervention:
+        found = Intervention(names=found.names)
+    model = with_kept(model) if command.intervention else model
+    return Case(command, accelerator, model, parts, found, asked, rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """Batches that say how many pictures are done."""
+
+    batches: Batches
+    tick: Callable[[int], None] | None
+
+    @property
+    def indices(self) -> np.ndarray:
+        return self.batches.indices
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        done = 0
+        for some in self.batches.epoch(epoch):
+            yield some
+            done += len(some)
+            if self.tick is not None:
+                self.tick(done)
+
+
+def counting(method: Method, tick: Callable[[int], None] | None) -> Method:
+    """The same method, which says how many pictures it has made maps of."""
+    counted, done = copy(method), 0
+
+    def maps(images: Tensor) -> dict[str, Tensor]:
+        nonlocal done
+        done += len(images)
+        if tick is not None:
+            tick(done)
+        return method.maps(images)
+
+    setattr(counted, "maps", maps)  # noqa: B010 (a method of this copy alone)
+    return counted
+
+
+def hides(sight: Sight) -> bool:
+    """Whether this is a choice at all, and not everything by definition."""
+    cells = 1 if sight.keep is None else sight.keep[0].numel()
+    return cells > 1 or sight.keep_pixels is not None or sight.boxes is not None
+
+
+def few(indices: np.ndarray, most: int) -> np.ndarray:
+    """At most so many, evenly spread."""
+    return indices[np.linspace(0, len(indices) - 1, min(most, len(indices))).round().astype(int)]
