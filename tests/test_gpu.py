@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from sightline.config import A2Adapter
 from sightline.data.batches import FromCache
 from sightline.methods.erm import Classifier
 from sightline.train import train
@@ -40,3 +41,8 @@ def test_no_step_of_training_waits_for_the_device(toy, tmp_path, monkeypatch, au
     assert calls.count("take_step") == 3
     assert {"FromCache.__call__", "Learner.lesson"} < {*calls}
     assert log_of(folder)[0]["loss"] > 0
+
+
+def test_the_adapter_learns_on_the_device(toy, tmp_path):
+    run = train(A2Adapter(toy, backbone="sightline-nano", out=tmp_path / "run", steps=3, workers=0, device="cuda"))
+    assert (run / "metrics.json").exists()

@@ -10,6 +10,7 @@ import sightline
 from sightline.answers import Answers
 from sightline.config import A2, Matrix, Probe
 from sightline.data.toyset import write_toy
+from sightline.errors import UserError
 from sightline.evaluate import score
 from sightline.matrix import fill
 from sightline.matrix.bench import Bench
@@ -138,6 +139,17 @@ def test_a_finished_grid_computes_nothing_again(grid, computed):
     assert computed == []
     assert again.cells == found.cells
     assert (config.folder / "cells.jsonl").read_text() == lines
+
+
+def test_a_grid_can_be_put_together_without_computing(grid, computed):
+    config, found = grid
+    wheres = (*config.where, "centre")
+    collected = fill(replace(config, where=wheres, collect=True))
+    assert computed == []
+    assert list(collected.cells[: len(found.cells)]) == list(found.cells)
+    assert {cell.empty for cell in collected.cells[len(found.cells) :]} == {"not filled yet"}
+    with pytest.raises(UserError, match="no filled cells to collect"):
+        fill(replace(config, collect=True, out=config.folder / "elsewhere"))
 
 
 def test_one_more_what_costs_only_its_own_work(grid, computed):

@@ -21,6 +21,7 @@ from ..interventions import Intervention
 from .case import Case, hides
 from .maps import to_pictures
 from .survey import Survey, part_of_pixels
+from .swaps import EXAMPLES, KINDS
 
 SIDE = 160  # of a thumbnail in pixels
 MOST_BYTES = 14_000  # of a JPEG, so that 200 stay under 5 MB whatever they show
@@ -107,6 +108,11 @@ def plan(found: Survey, pictures: int, seed: int, intervention: Intervention) ->
     return Plan(overview[: left - sum(map(len, parts.values()))], parts, mistakes)
 
 
+def examples_of_swaps(pictures: int) -> int:
+    """How many pictures are shown before every background: of all that are shown, at most a quarter is for these."""
+    return min(EXAMPLES, pictures // (4 * len(KINDS)))
+
+
 def drawn(among: np.ndarray, cells: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
     """At random, as many of every cell as of the others, in the order of the cells."""
     mixed = generator.permutation(among)
@@ -123,7 +129,8 @@ def drawn(among: np.ndarray, cells: np.ndarray, count: int, generator: np.random
 
 
 def galleries(case: Case, found: Survey) -> Galleries:
-    chosen = plan(found, case.command.pictures, case.command.seed, case.intervention)
+    pictures = case.command.pictures - len(KINDS) * examples_of_swaps(case.command.pictures)
+    chosen = plan(found, pictures, case.command.seed, case.intervention)
     if not len(chosen.all):
         return Galleries(Gallery("", []), wrong=int((~found.answers.correct).sum()))
     artist = Artist(case, found, chosen)

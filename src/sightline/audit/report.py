@@ -32,7 +32,7 @@ from ..sight import cell_share
 from . import wording
 from .case import Case, counting, open_case
 from .facts import counts, facts
-from .gallery import Shown, css_colour, galleries, jpeg_uri
+from .gallery import Shown, css_colour, examples_of_swaps, galleries, jpeg_uri
 from .proof import prove
 from .survey import LeftOut, Presence, Survey, left_out, presence, survey
 from .swaps import MOST, THOUSAND, Swaps, swaps
@@ -230,7 +230,7 @@ def swapped(case: Case) -> Swapped:
     metrics = {kind: evaluate(answers, seed=said.seed) for kind, answers in found.answers.items()}
     names = {kind: wording.CONDITIONS[kind] for kind in found.answers}
     cells = list(wording.cells_of(metrics["original"])[1])
-    examples = min(len(found.examples["original"]), said.pictures // (4 * len(names)))
+    examples = min(len(found.examples["original"]), examples_of_swaps(said.pictures))
     drawn = [
         [
             Shown(jpeg_uri(pictures[k].float() / 255), f"example {k + 1}: {names[kind]}", names[kind], *side(pictures))

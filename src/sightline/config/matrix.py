@@ -26,6 +26,8 @@ class Matrix:
     """mask-probe:BACKBONE (frozen, all else hidden), crop-probe:BACKBONE (frozen, on crops), mask-dfr:BACKBONE and
     crop-dfr:BACKBONE (the same features, fitted with group labels), mask-zero-shot:CLIP, crop-zero-shot:CLIP,
     fine-tune:BACKBONE (all of it, all else hidden)."""
+    collect: bool = False
+    """Compute nothing: put together the cells that are in --out, also where neither weights nor runs are."""
     out: Path | None = None
     """Folder for the table, the picture, and the answers of every cell. Default: runs/DATA-matrix."""
     layout: str | None = None

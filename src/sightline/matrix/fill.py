@@ -45,20 +45,40 @@ def fill(config: Matrix, told: Callable[[Cell], None] = lambda _: None) -> Grid:
         figure_class()  # or it says what is missing
     folder = config.folder
     make_folder(folder)
-    bench = Bench(config, rows, accelerator.device)
-    opened_whats = {word: attempt(open_what, word, bench) for word in whats}
-    before, cells = read_cells(folder / "cells.jsonl"), []
-    for word in wheres:
-        where = attempt(KINDS[word.kind], word, bench)
-        for other in whats:
-            cell = filled(where, opened_whats[other], Cell(word, other), before, bench)
-            cells.append(cell)
-            told(cell)
-    grid = grid_of(cells, wheres, whats, bench.rows, config)
+    if config.collect:
+        cells = collected(folder, wheres, whats)
+    else:
+        cells = fill_all(wheres, whats, Bench(config, rows, accelerator.device), told)
+    grid = grid_of(cells, wheres, whats, rows, config)
     save_plainly(folder / "matrix.json", json.dumps(grid.to_dict(), indent=1, ensure_ascii=False) + "\n")
     if config.pictures:
         grid.draw(folder)
     return grid
+
+
+def fill_all(wheres: list[Word], whats: list[Word], bench: Bench, told: Callable[[Cell], None]) -> list[Cell]:
+    opened_whats = {word: attempt(open_what, word, bench) for word in whats}
+    before, cells = read_cells(bench.config.folder / "cells.jsonl"), []
+    for word in wheres:
+        where = attempt(KINDS[word.kind], word, bench)
+        for other in whats:
+            cells.append(filled(where, opened_whats[other], Cell(word, other), before, bench))
+            told(cells[-1])
+    return cells
+
+
+def collected(folder: Path, wheres: list[Word], whats: list[Word]) -> list[Cell]:
+    """What is there; paths may be others than where it was filled, so that the short names decide."""
+    there = {(cell.where.short, cell.what.short): cell for cell in read_cells(folder / "cells.jsonl").values()}
+    if not there:
+        raise UserError(f"{folder / 'cells.jsonl'}: no filled cells to collect; leave --collect out to fill them")
+    pairs = [(where, what) for where in wheres for what in whats]
+    return [
+        replace(there[key], where=where, what=what)
+        if (key := (where.short, what.short)) in there
+        else Cell(where, what, empty="not filled yet")
+        for where, what in pairs
+    ]
 
 
 def refuse_hopeless(config: Matrix, rows: Rows) -> None:

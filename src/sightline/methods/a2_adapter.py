@@ -218,8 +218,9 @@ def make_a2_adapter(config: A2Adapter, rows: Rows, run: Run, accelerator: Accele
         config.candidates, config.crops, config.adapter, config.layer, heads_of(config.heads, where.config),
         seen_h * seen_w // where.config.patch**2,
     )  # fmt: skip
-    sight = plan.sight(where).to(accelerator.device)
-    sight.adapter.begin(torch.Generator().manual_seed(config.seed))
+    sight = plan.sight(where)
+    sight.adapter.begin(torch.Generator().manual_seed(config.seed))  # the same on every device
+    sight.to(accelerator.device)
     candidates = len(sight.candidates.boxes(expects.size))
     pictures = look_over(config, sight, BoxProbe(vit, (h, w), candidates), expects, rows, run, accelerator)
     learned = learn(sight, pictures, len(rows.classes), config)
