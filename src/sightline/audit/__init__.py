@@ -1,1 +1,1 @@
-"""What a person sees. Nothing here imports `where` or `what`."""
+"""What a person sees. Nothing here imports `what`, and of `where` only the maps of what an answer relies on."""
