@@ -3,7 +3,7 @@
 import pytest
 
 from sightline.progress import Progress, Speed
-from sightline.screen import counted
+from sightline.screen import bar, counted, watched
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,21 @@ def test_a_line_per_epoch_tells_what_was_measured(capsys, metric, found, said):
 def test_one_picture_is_not_several():
     assert [counted(n) for n in (0, 1, 1200)] == ["0 pictures", "1 picture", "1,200 pictures"]
     assert counted(1, "toy picture") == "1 toy picture"
+
+
+def test_where_nobody_looks_nothing_is_shown(capsys):
+    assert list(watched(iter("abc"), 3)) == ["a", "b", "c"]
+    with bar("reading", 3) as tick:
+        assert tick is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_shows_one_bar_at_a_time_and_how_long_the_rest_takes(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with bar("reading", 2) as outer, bar("looking", 2) as inner:
+        assert inner is None
+        outer(1)
+        assert list(watched(iter("ab"), 2)) == ["a", "b"]
+    assert list(watched(iter("ab"), 2, "listening")) == ["a", "b"]
+    with bar("reading", 1) as again:
+        assert again is not None

@@ -33,6 +33,7 @@ from .load import Model, load
 from .methods.pdiscoformer import Found, PartLearner
 from .predict import answering_batches, answers_from, over_batches
 from .runs import Run
+from .screen import watched
 from .search import Search, search
 from .sight import Method, Prediction, Sight
 from .where.corrections import Claims
@@ -158,7 +159,7 @@ def with_kept(model: Model) -> Model:
 def calibrate(method: PartLearner, batches: Batches, accelerator: Accelerator) -> Sketch:
     """Distances of the patches that belong to a part, from its prototype; in the closer look, where there are two."""
     sketch = Sketch.empty(method.where.parts)
-    for some in batches.epoch(0):
+    for some in watched(batches.epoch(0), len(batches)):
         if len(some):
             with accelerator.autocast():
                 claims = method.find(some.to(accelerator.device).images.float() / 255).deciding

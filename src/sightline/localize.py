@@ -27,6 +27,7 @@ from .keypoints import Places, adjusted_rand_index, keypoint_errors, normalised_
 from .metrics import Estimate
 from .overlap import Columns, per_image
 from .predict import answering_batches, needs_masks, shown, sight_for
+from .screen import watched
 from .sight import Look
 from .vit import Input
 from .where.relevance import can_be_explained, relevance_map
@@ -193,7 +194,7 @@ class _Watch:
         ]  # fmt: skip
         for batches in opened:
             to_close.callback(batches.close)
-        for several in zip(*(batches.epoch(0) for batches in opened), strict=True):
+        for several in watched(zip(*(batches.epoch(0) for batches in opened), strict=True), len(opened[0])):
             moved = [batch.to(self.accelerator.device) for batch in several]
             yield moved[0], moved[-1].masks if is_told else None
 

@@ -26,6 +26,7 @@ from .localize import RESAMPLES, estimates, in_order, with_truth
 from .metrics import Estimate
 from .overlap import Columns
 from .predict import answering_batches, make_accelerator
+from .screen import watched
 from .side_by_side import FIGURES, LEVELS, PLACES, Attention, Seen, SideBySide, Truth
 from .sight import Sight, cell_share, inside_boxes
 from .vit import Input, ViT
@@ -190,7 +191,7 @@ def localize_backbones(
         )  # fmt: skip
         mine: dict[str, list[tuple[np.ndarray, Columns]]] = {each.name: [] for each in some}
         try:
-            for pictures in batches.epoch(0):
+            for pictures in watched(batches.epoch(0), len(batches)):
                 if len(pictures):
                     pictures = pictures.to(accelerator.device)
                     images, inside = pictures.images.float() / 255, truth_in(pictures, truth)

@@ -19,6 +19,7 @@ from .data.cache import Cache
 from .data.images import Canvas
 from .data.rows import SPLITS, Rows
 from .errors import UserError
+from .screen import watched
 from .sight import Look, Method, Sight, Told
 from .vit import Input
 
@@ -127,7 +128,7 @@ def over_batches(
     """float32 [n, ...]: what `function` makes of every picture (and its mask, where the batches have masks), on every
     process, in the order of the rows' indices."""
     mine = []
-    for some in batches.epoch(0):
+    for some in watched(batches.epoch(0), len(batches)):
         if len(some):
             some = some.to(accelerator.device)
             with accelerator.autocast():

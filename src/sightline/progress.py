@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from accelerate import Accelerator
 
+from .screen import THE_TERMINAL
+
 
 @dataclass(frozen=True)
 class Speed:
@@ -42,7 +44,7 @@ class Progress:
         self.show = show
         self.whose = "loss" if processes == 1 else "this process's loss"
         self.bar, self.steps = None, 0
-        if show and sys.stderr.isatty():
+        if show and sys.stderr.isatty() and THE_TERMINAL.acquire(blocking=False):
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -68,6 +70,8 @@ class Progress:
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
+            self.bar = None
+            THE_TERMINAL.release()
 
 
 def figures_of_pretraining(line: Mapping) -> list[str]:

@@ -11,7 +11,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import sys
 import warnings
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..screen import watched
 from .batches import Workers
 from .images import Canvas, decode
 from .rows import Rows
@@ -235,18 +235,13 @@ def _reserve(path: Path, needed: int) -> None:
 
 
 def _fill(writer: _Writer, workers: int) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
     crew = Workers(writer, workers if workers > 1 else 0)
     chunks = range(-(-writer.layout.count // CHUNK))
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as progress:
-        task = progress.add_task("decoding pictures", total=writer.layout.count)
-        try:
-            for done in crew.run(chunks):
-                progress.advance(task, done)
-        finally:
-            crew.close()
+    try:
+        for _ in watched(crew.run(chunks), len(chunks), "decoding pictures"):
+            pass
+    finally:
+        crew.close()
     with writer.path.open("rb") as file:
         os.fsync(file.fileno())  # or the name could outlive a power cut and the pictures not
 

@@ -21,6 +21,7 @@ from ..data.cache import fingerprint as files_of
 from ..data.images import Canvas
 from ..data.rows import Rows, fingerprint
 from ..errors import UserError
+from ..screen import watched
 
 FORMAT = 1
 Found = TypeVar("Found")
@@ -87,7 +88,7 @@ class Bench:
             self.bare, indices, canvas, batch, shuffle=False, seed=0, cache=self.pictures(canvas), masks=False
         )
         with closing(batches), cast:
-            for some in batches.epoch(0):
+            for some in watched(batches.epoch(0), len(batches)):
                 some = some.to(self.device)
                 made.append(function(some.images.float() / 255, some.indices))
         return torch.cat(made).cpu()
