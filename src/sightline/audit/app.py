@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import App
 from ..errors import UserError
 from ..interventions import FILE, Intervention
+from ..screen import counted
 from .panels import (
     CHOOSE,
     DRAW,
@@ -114,7 +115,7 @@ class Page:
 
     def heading(self) -> str:
         viewer, run = self.viewer, self.viewer.model.run
-        parts = f", {viewer.parts} parts" * bool(viewer.parts)
+        parts = f", {counted(viewer.parts, 'part')}" * bool(viewer.parts)
         classes = ", ".join(viewer.model.classes[:6]) + ", …" * (len(viewer.model.classes) > 6)
         notes = [
             "This method sees the whole picture: what is shown explains its answers and hides nothing from it."
