@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 
-.PHONY: demo test check format speed backbone clean
+.PHONY: demo test check format speed backbone docs clean
 
 demo: $(STAMP)     ## the proof on the embedded pictures
 	$(BIN)/sightline demo
@@ -23,6 +23,11 @@ format: $(STAMP)
 speed: $(STAMP)    ## what hiding costs and saves, as ratios
 	$(BIN)/python benchmarks/speed.py
 
+docs: $(STAMP)     ## the pages, in site/; figures are taken from benchmarks/results
+	$(BIN)/python docs/ledger.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "open site/index.html; to search, too: $(BIN)/python -m http.server -d site"
+
 # Reproduces the embedded weights, from pictures drawn here; wants a GPU. A run that was interrupted goes on.
 CORES := $(shell nproc 2>/dev/null || echo 4)
 
@@ -40,4 +45,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv runs build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv runs build dist site .pytest_cache .ruff_cache .hypothesis

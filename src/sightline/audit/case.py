@@ -109,6 +109,9 @@ class Counted:
     def indices(self) -> np.ndarray:
         return self.batches.indices
 
+    def __len__(self) -> int:
+        return len(self.batches)
+
     def epoch(self, epoch: int) -> Iterator[Batch]:
         done = 0
         for some in self.batches.epoch(epoch):

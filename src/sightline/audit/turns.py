@@ -44,6 +44,9 @@ class InTurns:
     def indices(self) -> np.ndarray:
         return self.batches.indices
 
+    def __len__(self) -> int:
+        return len(self.batches)
+
     def epoch(self, number: int) -> Iterator[Batch]:
         for done, batch in enumerate(self.batches.epoch(number)):
             if self.progress is not None:

@@ -1,0 +1,203 @@
+"""Writes what the pages say of measurements from benchmarks/results, so that they cannot go stale.
+
+python docs/ledger.py            # docs/ledger.md, and the tables in docs/choosing.md
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "benchmarks" / "results"
+NOT_RUN, NOT_TESTABLE = "not run", "not testable here"
+VERDICTS = ("holds", "fails", "undecided", NOT_TESTABLE, NOT_RUN)
+MOST = 4  # tests named of one claim
+FAMILIES = {
+    "F": ("iFAM", "claims.py"),
+    "A": ("A²", "a2.py"),
+    "R": ("RobustViT", "relevance.py"),
+    "B": ("Ours", "claims.py"),
+}
+INTRODUCTION = """\
+# The papers' claims
+
+<!-- Written by docs/ledger.py from benchmarks/results/claims_*.json: change those, not this. -->
+
+Papers say what a user would like to rely on. Here every such claim is a test that can come out false, and it is listed
+whatever came out: a claim that fails is a finding. They were tested on other data, and with smaller backbones, than the
+papers' (see [results](results.md)), so a claim that fails here may hold there.
+
+A test **holds** when the 95 % interval of its difference lies above its margin, **fails** when it lies below, and is
+**undecided** when it spans it. A claim fails when one of its deciding tests does, holds when all do, and is undecided
+otherwise. Each test is at 95 % by itself, not all of them together. Differences are in points. The files hold n and
+seeds, and every test, also those beside the deciding ones, with figures, intervals and recipes.
+"""
+MEASURED = {  # what a user would type: the row's name, and its file
+    "`probe`": ("probe", "papers"),
+    "`erm`": ("ERM", "papers"),
+    "`erm --balance loss`": ("ERM, balanced loss", "pixels"),
+    "`pdiscoformer` (K = 4)": ("PDiscoFormer K=4", "papers"),
+    "`late-mask`, true masks": ("late mask, true", "papers"),
+    "`early-mask`, true masks, whole patches": ("early mask, true", "papers"),
+    "`early-mask --pixels --at-least 0.1`, true masks": ("early mask, true, pixels", "papers"),
+    "`early-mask`, U2-Net's masks, whole patches": ("early mask, U2-Net (supervised)", "papers"),
+    "`early-mask`, FOUND's masks, whole patches": ("early mask, FOUND", "papers"),
+    "`early-mask`, TokenCut's masks, whole patches": ("early mask, TokenCut", "papers"),
+    "`ifam --sight patches`, as in the papers (K = 1)": ("iFAM K=1", "papers"),
+    "`ifam --sight patches`, as in the papers (K = 4)": ("iFAM K=4", "papers"),
+    "`ifam --preset published` (K = 1)": ("iFAM K=1, published", "papers"),
+    "`ifam --look-again False`": ("iFAM K=1, pixels, look once", "pixels"),
+    "**`ifam`**, the default": ("iFAM K=1, pixels", "pixels"),
+}
+PAIRED = {  # cells of the matrix, all with the ViT-Ti of the other table
+    "`centre-crop`": ("centre", "crop-probe"),
+    "`random-crop`": ("random", "crop-probe"),
+    "`a2`": ("attention:TI", "crop-probe"),
+    "`a2`, the ViT-S looks": ("attention:S", "crop-probe"),
+    "`dfr`, which uses group labels": ("everything", "mask-dfr"),
+    "`a2-dfr`, which uses group labels": ("attention:TI", "crop-dfr"),
+}
+WEIGHTS = {"TI": "vit_ti16_augreg_in1k.safetensors", "S": "dino_s16_reg4.safetensors"}
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def table(*rows: tuple[str, ...]) -> str:
+    head, *others = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, f"|{'---|' * len(rows[0])}", *others])
+
+
+def percent(found: dict[str, Any] | None) -> str:
+    return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * found[key] for key in ("value", "low", "high"))) if found else ""
+
+
+# ---- the ledger ------------------------------------------------------------------------------------------------------
+
+
+def known_claims(results: Path) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """What each file says of each claim: those that tested it, or else the one that says why not."""
+    said: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for path in sorted(results.glob("claims_*.json")):
+        for claim in read(path)["claims"]:
+            said.setdefault(claim["id"], []).append((path.name, claim))
+    found = {}
+    for name in sorted(said, key=lambda one: ("FARB".index(one[0]), int(one[1:]))):
+        tested = [one for one in said[name] if one[1]["verdict"] not in (NOT_RUN, NOT_TESTABLE)]
+        untestable = [one for one in said[name] if one[1]["verdict"] == NOT_TESTABLE]
+        found[name] = tested or untestable[:1] or said[name][:1]
+    return found
+
+
+def in_words(test: dict[str, Any]) -> str:
+    gained = test["difference"]
+    if not gained:
+        return f"{test['test']}: {test['verdict']}"
+    value, low, high = (100 * gained[key] for key in ("value", "low", "high"))
+    return f"{test['test']}: {value:+.1f} [{low:.1f}, {high:.1f}]"
+
+
+def tests_of(claim: dict[str, Any]) -> str:
+    """The deciding ones, those that went against the claim first."""
+    order = ("fails", "undecided", "holds", NOT_RUN)
+    deciding = sorted((one for one in claim["tests"] if one["decides"]), key=lambda one: order.index(one["verdict"]))
+    more = [f"and {len(deciding) - MOST} more"] if len(deciding) > MOST else []
+    return "<br>".join([*map(in_words, deciding[:MOST]), *more]) or claim["lacks"]
+
+
+def family(letter: str, claims: dict[str, list[tuple[str, dict[str, Any]]]]) -> str:
+    title, script = FAMILIES[letter]
+    rows: list[tuple[str, ...]] = [("", "claim, and the paper's figure", "here", "what decided it", "file")]
+    for name, findings in claims.items():
+        for file, claim in findings if name.startswith(letter) else ():
+            untested = claim["verdict"] == NOT_RUN
+            words = f"{claim['claim']} *{claim['paper']}*"
+            rows.append((name, words, f"**{claim['verdict']}**", tests_of(claim), "" if untested else f"`{file}`"))
+    return f"## {title}\n\n{table(*rows)}\n\nTo run them:\n\n```\n{usage(script)}\n```\n"
+
+
+def usage(script: str) -> str:
+    """The commands that a benchmark begins with."""
+    said = ast.get_docstring(ast.parse((RESULTS.parent / script).read_text(encoding="utf-8"))) or ""
+    return "\n".join(line[4:] for line in said.splitlines() if line.startswith("    "))
+
+
+def ledger(results: Path = RESULTS) -> str:
+    claims = known_claims(results)
+    counts = Counter(claim["verdict"] for findings in claims.values() for _, claim in findings[:1])
+    counted = ", ".join(f"{verdict} {counts[verdict]}" for verdict in VERDICTS if counts[verdict])
+    files = [(path.name, read(path)) for path in sorted(results.glob("claims_*.json"))]
+    made = [
+        ("file", "made by", "at commit"),
+        *((f"`{a}`", f"`{b['command']}`", f"`{b['commit'][:7]}`") for a, b in files),
+    ]
+    whole = [INTRODUCTION, f"{len(claims)} claims: {counted}.\n"]
+    whole += [family(letter, claims) for letter in FAMILIES]
+    whole += [f"## Where the figures are\n\nIn `benchmarks/results`:\n\n{table(*made)}\n", commands(claims)]
+    return "\n".join(whole)
+
+
+def commands(claims: dict[str, list[tuple[str, dict[str, Any]]]]) -> str:
+    """What trains the rows that decide, claim by claim, where the file knows."""
+    blocks = [
+        f"{name}:\n\n```\n{command}\n```\n"
+        for name, findings in claims.items()
+        for command in [findings[0][1].get("runs_made_by")]
+        if command
+    ]
+    return "## What trains the rows of a claim\n\n" + "\n".join(blocks)
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+
+def measured(results: Path = RESULTS) -> str:
+    files = {
+        name: {row["row"]: row for row in read(results / f"wbr_ti_{name}.json")["rows"]}
+        for name in ("papers", "pixels")
+    }
+    rows: list[tuple[str, ...]] = [("`sightline train …`", "seeds", "mean of groups", "worst group", "pixel IoU")]
+    for words, (name, file) in MEASURED.items():
+        row = files[file][name]
+        found, seen = row["metrics"]["test"], ((row.get("sight") or {}).get("test") or {}).get("pixel_iou")
+        iou = "" if seen is None or "true" in name else f"{seen['value']:.2f}"
+        rows.append(
+            (words, str(len(row["seeds"])), percent(found["mean_of_groups"]), percent(found["worst_group"]), iou)
+        )
+    return table(*rows)
+
+
+def paired(results: Path = RESULTS) -> str:
+    cells = {(cell["where"], cell["what"]): cell for cell in read(results / "matrix_wbr_h200.json")["cells"]}
+    rows: list[tuple[str, ...]] = [("`sightline train …`", "chosen on validation data", "worst group")]
+    for words, (where, what) in PAIRED.items():
+        kind, _, short = where.partition(":")
+        cell = cells[f"{kind}:{WEIGHTS[short]}" if short else kind, f"{what}:{WEIGHTS['TI']}"]
+        rows.append((words, cell["way"], percent(cell["worst_group"])))
+    return table(*rows)
+
+
+def with_tables(page: str, results: Path = RESULTS) -> str:
+    """The page, with what stands between its marks made anew."""
+    for name, make in (("measured", measured), ("paired", paired)):
+        start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        made = f"{start}\n\n{make(results)}\n\n{end}"
+        page, times = re.subn(f"{start}.*?{end}", lambda _, made=made: made, page, flags=re.DOTALL)
+        assert times == 1, f"choosing.md has no place for the table {name}"
+    return page
+
+
+def main() -> None:
+    (DOCS / "ledger.md").write_text(ledger(), encoding="utf-8")
+    choosing = DOCS / "choosing.md"
+    choosing.write_text(with_tables(choosing.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

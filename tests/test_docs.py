@@ -1,0 +1,184 @@
+"""The pages say what is true: their code runs, their commands exist, their links lead somewhere, their figures are
+those that were measured."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tyro
+from PIL import Image
+
+from sightline import cli
+
+from .commands import SMALL, toy_pictures, typed
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([\w/]+\.py):(\w+)(?:\.(\w+))?`")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [code for language, code in BLOCK.findall(page.read_text(encoding="utf-8")) if language in languages]
+
+
+pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+# ---- code ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(toy, tmp_path_factory) -> Path:
+    """A folder as the pages assume it: photographs, a picture, and a run of two parts."""
+    folder = tmp_path_factory.mktemp("place")
+    toy_pictures(toy, folder / "my_photos", count=24)
+    with Image.open(next((folder / "my_photos").rglob("*.png"))) as picture:
+        picture.convert("RGB").save(folder / "bird.jpg")
+    shutil.copy(folder / "bird.jpg", folder / "bird.png")
+    told = ("ifam", toy, *SMALL, "--epochs", 1, "--parts", 2, "--size", 32, "--look-size", 32, "--look-again", "False")
+    assert typed("train", *told, "--out", folder / "runs" / "x")[0] == 0
+    return folder
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES[1:] if blocks(page, "python")], ids=name_of)
+def test_python_on_a_page_runs_from_top_to_bottom(page, place, monkeypatch):
+    monkeypatch.chdir(place)
+    names: dict = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for code in blocks(page, "python"):
+            exec(compile(code, name_of(page), "exec"), names)
+
+
+def commands_on(page: Path) -> list[str]:
+    """What follows `sightline` on every line of its blocks that is a command; optional words are taken as given."""
+    lines = [line for code in blocks(page, "", "bash", "sh") for line in code.replace("\\\n", " ").splitlines()]
+    found = [re.match(r"(?:accelerate launch .* -m )?sightline\s+(.*)", line) for line in lines]
+    return [re.sub(r"[\[\]]", "", one.group(1)) for one in found if one]
+
+
+@pages
+def test_every_command_on_a_page_exists_with_its_flags(page):
+    wrong = []
+    for line in commands_on(page):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            try:
+                tyro.cli(cli.Command, args=shlex.split(line, comments=True))
+            except SystemExit as exit_:
+                wrong += [line] if exit_.code else []
+    assert not wrong
+
+
+def test_commands_are_found_on_the_pages_at_all():
+    assert sum(len(commands_on(page)) for page in PAGES) > 60
+    assert any(line.startswith("train erm DATA --precision") for line in commands_on(DOCS / "scaling.md"))
+
+
+@pages
+def test_functions_that_hold_an_equation_are_where_a_page_says(page):
+    lost = []
+    for file, name, inside in CODE.findall(page.read_text(encoding="utf-8")):
+        path = ROOT / "src" / "sightline" / file
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        wanted = [name, inside] if inside else [name]
+        lost += [f"{file}:{one}" for one in wanted if not re.search(rf"^\s*(def|class) {one}\b", text, re.MULTILINE)]
+    assert not lost
+
+
+# ---- links -----------------------------------------------------------------------------------------------------------
+
+
+@pages
+def test_links_and_pictures_are_there(page):
+    prose = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    targets = [one.split("#")[0] for one in LINK.findall(prose) if not one.startswith(("#", "http://", "https://"))]
+    assert [one for one in targets if one and not (page.parent / one).exists()] == []
+
+
+def test_no_picture_is_left_over_or_large():
+    used = {Path(one).name for page in PAGES for one in LINK.findall(page.read_text(encoding="utf-8"))}
+    pictures = list((DOCS / "pictures").iterdir())
+    assert {one.name for one in pictures} - used == {"favicon.png"}
+    assert max(one.stat().st_size for one in pictures) < 700_000
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path):
+    pytest.importorskip("material", reason="needs mkdocs-material: pip install 'sightline[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    known = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=known, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(made) >= len(PAGES)  # and one for what is not found
+    for page in made:
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="?https?://[^>]*>', text), page.name
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ledger():
+    spec = importlib.util.spec_from_file_location("ledger", DOCS / "ledger.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_ledger_and_the_tables_are_those_of_the_results(ledger):
+    remedy = "run `python docs/ledger.py`"
+    assert (DOCS / "ledger.md").read_text(encoding="utf-8") == ledger.ledger(), remedy
+    choosing = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    assert choosing == ledger.with_tables(choosing), remedy
+
+
+def test_every_claim_of_the_papers_is_in_the_ledger(ledger):
+    text = ledger.ledger()
+    names = [f"{letter}{i}" for letter, last in zip("FARB", (23, 15, 12, 3), strict=True) for i in range(1, last + 1)]
+    assert [name for name in names if f"\n| {name} | " not in text] == []
+
+
+def claimed(verdict: str, **more) -> dict:
+    test = {
+        "test": "a − b",
+        "verdict": verdict,
+        "decides": True,
+        "difference": {"value": 0.02, "low": 0.01, "high": 0.03},
+    }
+    return {"id": "A3", "claim": "Crops help.", "paper": "1", "verdict": verdict, "lacks": "", "tests": [test]} | more
+
+
+def test_a_file_that_tested_a_claim_counts_before_one_that_did_not(ledger, tmp_path):
+    files = {
+        "claims_1.json": [
+            claimed("not run", tests=[]),
+            claimed("not testable here", id="A15", tests=[], lacks="no weights"),
+        ],
+        "claims_2.json": [claimed("holds"), claimed("not run", id="A15", tests=[])],
+    }
+    for name, claims in files.items():
+        known = {"command": "python x.py", "commit": "abcdef0123", "claims": claims}
+        (tmp_path / name).write_text(json.dumps(known))
+    lines = [line for line in ledger.ledger(tmp_path).splitlines() if line.startswith("| A")]
+    assert lines == [
+        "| A3 | Crops help. *1* | **holds** | a − b: +2.0 [1.0, 3.0] | `claims_2.json` |",
+        "| A15 | Crops help. *1* | **not testable here** | no weights | `claims_1.json` |",
+    ]
