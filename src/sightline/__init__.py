@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0.dev0"
 __all__ = [
-    "Method", "Prediction", "Sight", "SightlineClassifier", "audit", "evaluate", "export", "find_leak", "load",
-    "load_backbone", "pretrain", "push", "save_backbone", "train", "verify",
+    "Method", "Prediction", "Sight", "SightlineClassifier", "evaluate", "export", "find_leak", "load",
+    "load_backbone", "pretrain", "push", "report", "save_backbone", "train", "verify",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from .assess import assess as evaluate
-    from .audit.report import audit
+    from .audit.report import audit as report
     from .estimator import SightlineClassifier
     from .export import export
     from .leaks import find_leak
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {  # where a word is, and by what name if that is another
     "load": ".load:load_run",
-    "audit": ".audit.report",
+    "report": ".audit.report:audit",
     "evaluate": ".assess:assess",
     "export": ".export",
     "push": ".push",
