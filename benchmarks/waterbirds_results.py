@@ -28,7 +28,7 @@ MOST = 12_000_000  # bytes of a parcel
 MANY = 12  # with more groups the table is of attributes, and with more classes parcels hold rounded probabilities
 RESULTS = (
     "run.json", "metrics.json", "log.jsonl", "predictions/*.csv", "localization.json", "localization/*.csv",
-    "shape/*.csv", "shape/*.json", "certificate.json",
+    "shape/*.csv", "shape/*.json", "stress/*.csv", "stress/*.json", "certificate.json",
 )  # fmt: skip
 SIGHT = {"grid_iou": "grid IoU", "pixel_iou": "pixel IoU", "coverage": "coverage"}
 

@@ -46,6 +46,7 @@ from .config import (
     Rrr,
     Shape,
     Stress,
+    Strips,
     Suite,
     Toy,
     Train,
@@ -93,6 +94,7 @@ Command = (
     | Annotated[Shape, sub("shape")]
     | Annotated[Stress, sub("stress")]
     | Annotated[Intervene, sub("intervene")]
+    | Annotated[Strips, sub("strips")]
     | Annotated[Audit, sub("audit")]
     | Annotated[App, sub("app")]
     | Annotated[Predict, sub("predict")]
@@ -133,6 +135,7 @@ def run(command) -> int:
         Shape: commands.shape,
         Stress: commands.stress,
         Intervene: commands.intervene,
+        Strips: commands.strips,
         Audit: commands.audit,
         App: commands.app,
         Predict: commands.predict,

@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 
 from .audit.maps import as_seen, sheet, with_parts
-from .commands import compare, show, train
+from .commands import compare, train
 from .config import A2, Compare, Demo, EarlyMask, Erm, Ifam, Probe, Train
 from .data.toy import make_toy
 from .data.toyset import write_toy
 from .errors import UserError
 from .load import load
 from .methods.given_mask import GivenMask
+from .screen import show
 from .sight import Sight
 from .verify import verify
 from .weights import load_backbone

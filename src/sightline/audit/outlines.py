@@ -67,8 +67,8 @@ def figures_of(columns: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
 
 def pooled(counts: np.ndarray) -> Estimate:
     def miou(sums: np.ndarray) -> np.ndarray:
-        sums = np.maximum(sums, 1e-9)
-        return (sums[..., 0] / sums[..., 1] + sums[..., 2] / sums[..., 3]) / 2
+        both, either, neither, not_both = np.moveaxis(sums, -1, 0)
+        return (both / np.maximum(either, 1) + neither / np.maximum(not_both, 1)) / 2
 
     generator, n = np.random.default_rng(0), len(counts)
     step = max(1, MOST_DRAWN // n)

@@ -109,7 +109,8 @@ class Subsets:
         if self.size is None:
             return f"No pixels made the model {sure} of a label drawn at random ({self.n} pictures)."
         found = f"Some pixels, {self.size.figure} of them on average, make the model {sure} of a label drawn at random"
-        verdict = "to have found such pixels explains nothing." if self.explains_nothing else "less often than not."
+        rarely = "less often than not." if self.reached.high < 0.5 else "too few pictures to say how often."
+        verdict = "to have found such pixels explains nothing." if self.explains_nothing else rarely
         return f"{found} {cases}: {verdict} {own}."
 
 

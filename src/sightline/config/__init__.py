@@ -26,6 +26,7 @@ from .methods import (
 )
 from .relevance import Gradmask, Masktune, Robustvit, Rrr
 from .stressing import Stress, Suite
+from .strips import Strips
 from .training import Loop, Train
 from .zeroshot import A2Zs, Ttr, Zs
 
@@ -33,6 +34,6 @@ __all__ = [
     "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "App", "Audit", "Backbones", "Build",
     "CentreCrop", "Check", "Compare", "Convert", "Data", "Demo", "Dfr", "EarlyMask", "Erm", "Evaluate", "Export",
     "Gradmask", "Ifam", "Import", "Intervene", "LateMask", "Localize", "Loop", "Masktune", "Matrix", "Pdiscoformer",
-    "Predict", "Pretrain", "Probe", "Push", "RandomCrop", "Robustvit", "Rrr", "Shape", "Shaping", "Stress", "Suite",
-    "Toy", "Train", "Ttr", "Verify", "Zs",
+    "Predict", "Pretrain", "Probe", "Push", "RandomCrop", "Robustvit", "Rrr", "Shape", "Shaping", "Stress", "Strips",
+    "Suite", "Toy", "Train", "Ttr", "Verify", "Zs",
 ]  # fmt: skip

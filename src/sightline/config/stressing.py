@@ -25,14 +25,14 @@ class Stress(Evaluate):
     )
     limit: int = 200
     """Pictures, drawn by --seed; 0 takes all."""
-    subsets: int = 16
+    subsets: int = 8
     """Pictures of these that sufficient pixels are sought in, which takes long."""
     labels: int = 3
     """Labels drawn for each of them, none being its own answer."""
     confidence: float = 0.9
     """How sure the model has to be of a label for pixels to be sufficient."""
-    steps: int = 100
-    """In how many steps a picture's pixels are taken away."""
+    steps: int = 50
+    """In how many steps a picture's pixels are taken away; more find smaller subsets."""
     seed: int = 0
     pictures: bool = True
     """Draw curves, and some subsets."""

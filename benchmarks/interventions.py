@@ -1,0 +1,302 @@
+"""Interventions, ablations and background gaps of methods that discover parts.
+
+    for set in cub-swapped spurious-object waterbirds mixed; do
+        sightline data $set --cub PACKS --scenes PACKS --out data/$set; done
+    python benchmarks/interventions.py --estimate
+    python benchmarks/interventions.py --cub data/cub-swapped --object data/spurious-object --birds data/waterbirds \\
+        --mixed data/mixed --packs PACKS --backbone vit_ti16_augreg_in1k.safetensors --minutes 9
+    python benchmarks/interventions.py --collect --out benchmarks/results/interventions_h200.json
+    python benchmarks/interventions_claims.py runs/interventions --out benchmarks/results/claims_interventions.json
+
+One run folder per row and seed, several trained side by side, a JSON line for each; what is finished is skipped, what
+was interrupted goes on: call it again. One seed of every row comes first, then further seeds, then ablations (`--turns`
+chooses), and last, alone, what is timed. Weights, parts to leave out and quantiles are chosen on validation data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from interventions_rows import ABLATIONS, ALONE, BUILDS, FIRST, MORE_SEEDS, SETS, Row, rows_of
+from sightline.errors import UserError
+from waterbirds import all_methods, interrupted_at, is_out_of_memory, one_process, say
+from waterbirds_rows import folder_of
+
+TURNS = {"first": FIRST, "seeds": MORE_SEEDS, "ablations": ABLATIONS, "timed": ALONE}
+NOISE_ROW = "iFAM K=8"  # on the set with objects
+
+
+@dataclass(frozen=True)
+class Interventions:
+    cub: Path | None = None
+    """`sightline data cub-swapped`."""
+    object: Path | None = None
+    """`sightline data spurious-object`."""
+    birds: Path | None = None
+    """`sightline data waterbirds`."""
+    mixed: Path | None = None
+    """`sightline data mixed`."""
+    packs: Path | None = None
+    """Where the birds come from, for their key points; without it there is no key point error."""
+    backbone: str = ""
+    runs: Path = Path("runs/interventions")
+    cache: Path | None = None
+    """Decoded pictures. Default: cache, beside the runs."""
+    only: tuple[str, ...] = ()
+    """These sets. Default: all that there are data for."""
+    rows: tuple[str, ...] = ()
+    """These rows; * stands for anything. Default: all."""
+    turns: tuple[str, ...] = ()
+    """first, seeds, ablations, timed. Default: all, in this order."""
+    noise: int = 40
+    """Searches on shuffled labels."""
+    epochs: int | None = None
+    """To try things out: all rows so long."""
+    parallel: int = 6
+    workers: int = 2
+    device: str = "auto"
+    precision: str = "bf16"
+    minutes: float | None = None
+    """End after so long: what is in training then is saved, and gone on with by the next call."""
+    estimate: bool = False
+    """Only say what rows there are, and about how many seconds of a whole H200 each takes."""
+    collect: bool = False
+    """Run nothing; put together what is finished, also elsewhere."""
+    pack: Path | None = None
+    """A folder for the results, without weights, in .tgz files of at most 12 MB."""
+    note: str = ""
+    out: Path | None = None
+
+
+def wanted(config: Interventions) -> list[Row]:
+    """The rows asked for, turn by turn; within a turn, those that take longest first."""
+    if unknown := (set(config.only) - set(SETS)) | (set(config.turns) - set(TURNS)):
+        raise UserError(f"{sorted(unknown)[0]!r}: sets are {', '.join(SETS)}, turns {', '.join(TURNS)}")
+    turns = {TURNS[name] for name in config.turns or TURNS}
+    rows = [row for kind in config.only or SETS for row in rows_of(kind) if row.turn in turns]
+    named = [row for row in rows if not config.rows or any(fnmatchcase(row.name, one) for one in config.rows)]
+    return sorted(named, key=lambda row: (row.turn, -row.seconds))
+
+
+def with_data(config: Interventions, rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if getattr(config, row.set) is not None]
+
+
+# ---- one row ---------------------------------------------------------------------------------------------------------
+
+
+def folder(config: Interventions, row: Row) -> Path:
+    return folder_of(config.runs / row.set, row.name, row.seed)
+
+
+def cache_of(config: Interventions) -> Path:
+    return config.cache or config.runs.with_name(f"{config.runs.name}-cache")
+
+
+def lacks(config: Interventions, row: Row) -> list[str]:
+    from interventions_measure import is_measured
+
+    path = folder(config, row)
+    if not (path / "metrics.json").exists():
+        return ["training"]
+    return ["interventions"] if row.interventions and not is_measured(path) else []
+
+
+def command_of(config: Interventions, row: Row) -> Any:
+    """What a user would type, parsed as the command line does it."""
+    method, *flags = shlex.split(row.line)
+    kinds: dict[str, Any] = {kind.method: kind for kind in all_methods()}
+    if config.epochs is not None and method != "probe":
+        flags += ["--epochs", str(config.epochs)]
+    if "--precision" not in flags:
+        flags += ["--precision", config.precision]
+    given = [
+        str(getattr(config, row.set)), *flags, "--backbone", config.backbone, "--out", str(folder(config, row)),
+        "--seed", str(row.seed), "--device", config.device, "--workers", str(config.workers),
+        "--cache", str(cache_of(config)), "--resume",
+    ]  # fmt: skip
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            return tyro.cli(kinds[method], args=given)
+        except SystemExit:
+            raise UserError(f"{row.name}: `sightline train {row.line}` is not understood: {said.getvalue()}") from None
+
+
+def do(config: Interventions, row: Row, deadline: float | None = None) -> dict[str, Any]:
+    """Train and measure what is lacking; what came of it, in a line."""
+    from interventions_measure import How, is_measured, measure
+    from sightline.runs import read_run
+    from sightline.train import train
+
+    began, path = time.perf_counter(), folder(config, row)
+    with contextlib.redirect_stdout(sys.stderr), interrupted_at(deadline):
+        if not (path / "metrics.json").exists():
+            train(command_of(config, row))
+            (path / "last.safetensors").unlink(missing_ok=True)  # three times the weights
+            cost = cost_of(path, config.device) if (row.turn, row.seed) == (FIRST, 0) else None
+            read_run(path).note(benchmark={"set": row.set, "row": row.name, "line": row.line, "cost": cost})
+        trained = time.perf_counter() - began
+        if row.interventions and not is_measured(path):
+            noise = config.noise if (row.set, row.name, row.seed) == ("object", NOISE_ROW, 0) else 0
+            how = How(
+                row.set, config.packs, noise, workers=config.workers, cache=cache_of(config), device=config.device
+            )
+            measure(path, how)
+    seconds = {"training": round(trained, 1), "all": round(time.perf_counter() - began, 1), "estimated": row.seconds}
+    return {"set": row.set, "row": row.name, "seed": row.seed} | figures_of(path) | {"seconds": seconds}
+
+
+def cost_of(path: Path, device: str) -> dict[str, Any]:
+    """Of an answer to some of its test pictures, at the share that it really sees."""
+    from sightline.assess import data_asked_for, opened
+    from sightline.config import Evaluate
+    from sightline.cost import cost_on
+
+    accelerator, model = opened(path, device)
+    rows = data_asked_for(Evaluate(path), model.run).rows
+    return asdict(cost_on(model.method, rows, rows.where("test"), model.expects, accelerator.device))
+
+
+def figures_of(path: Path) -> dict[str, Any]:
+    """In short."""
+    from interventions_evidence import outcomes_in
+
+    found: dict[str, Any] = {}
+    known = outcomes_in(path)
+    for how, right in known.right.items():
+        for part, images in {"": list(right), **known.by_attribute}.items():
+            value = sum(right[image] for image in images) / max(len(images), 1)
+            found[f"{how} {part}".strip()] = round(value, 4)
+    return found
+
+
+# ---- doing it --------------------------------------------------------------------------------------------------------
+
+
+def do_all(config: Interventions, rows: Sequence[Row], deadline: float | None) -> None:
+    """Several at once, small models leave a GPU idle; but what is timed has it for itself."""
+    todo: dict[bool, SimpleQueue[tuple[Row, bool]]] = {False: SimpleQueue(), True: SimpleQueue()}
+    for row in rows:
+        if lacks(config, row):
+            todo[row.turn == ALONE].put((row, True))
+    for alone, queue in todo.items():
+        lanes = 1 if alone else max(1, min(config.parallel, queue.qsize()))
+        with ThreadPoolExecutor(lanes) as threads:
+            for lane in [threads.submit(work_off, config, queue, deadline) for _ in range(lanes)]:
+                lane.result()
+
+
+def work_off(config: Interventions, todo: SimpleQueue[tuple[Row, bool]], deadline: float | None) -> None:
+    """One row after the other, in a process of this lane; a new one after a failure, which may have left memory."""
+    process: Executor | None = None
+    while True:
+        try:
+            row, again = todo.get_nowait()
+        except Empty:
+            break
+        about = {"set": row.set, "row": row.name, "seed": row.seed}
+        if deadline is not None and time.time() > deadline:
+            say(about | {"skipped": "no time left"})
+            continue
+        try:
+            process = process or one_process()
+            say(process.submit(do, config, row, deadline).result())
+        except BaseException as error:  # one row must not take the others with it; it is listed as missing
+            if process is not None:
+                process.shutdown()
+            process, late = None, isinstance(error, KeyboardInterrupt)
+            retried = again and is_out_of_memory(error)
+            why = {"stopped": "saved, to go on with"} if late else {"failed": f"{type(error).__name__}: {error}"}
+            say(about | why | {"tried_again": retried})
+            if retried:
+                todo.put((row, False))
+    if process is not None:
+        process.shutdown()
+
+
+# ---- what there is ---------------------------------------------------------------------------------------------------
+
+
+def estimates(rows: Sequence[Row]) -> Table:
+    table = Table("turn", "set", "row", "seed", "GPU seconds", "sightline train", box=None, pad_edge=False)
+    names = {number: name for name, number in TURNS.items()}
+    for row in rows:
+        table.add_row(names[row.turn], row.set, row.name, str(row.seed), str(row.seconds), row.line)
+    for name, turn in TURNS.items():
+        some = [row.seconds for row in rows if row.turn == turn]
+        table.add_row(name, "", f"{len(some)} rows", "", str(sum(some)), "")
+    return table
+
+
+def collect(config: Interventions, rows: Sequence[Row]) -> dict[str, Any]:
+    """By set and row: the figures under every intervention, with intervals over pictures and seeds."""
+    from interventions_evidence import Evidence, table_of
+
+    evidence, found = Evidence(config.runs), {}
+    for row in rows:
+        if (folder(config, row) / "metrics.json").exists() and row.name not in found.get(row.set, {}):
+            found.setdefault(row.set, {})[row.name] = {"line": row.line} | table_of(evidence, row.set, row.name)
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    from sightline.metrics import Estimate
+
+    console = Console(highlight=False, width=220)
+    for kind, rows in found.items():
+        table = Table("", "seeds", "under", "figures", box=None, pad_edge=False)
+        for name, one in rows.items():
+            for how, figures in one["figures"].items():
+                said = [f"{key} {e.figure} {e.interval}" for key, v in figures.items() for e in [Estimate(**v)]]
+                table.add_row(name, str(len(one["seeds"])), how, ", ".join(said))
+        console.print(f"{kind} ({BUILDS[kind]}), test data:", table)
+
+
+def main() -> None:
+    config = tyro.cli(Interventions, description=__doc__)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # rows run side by side
+    rows = wanted(config)
+    if config.estimate:
+        Console(highlight=False, width=200).print(estimates(rows))
+        return
+    if not config.collect:
+        if not config.backbone or not with_data(config, rows):
+            raise UserError("--backbone and at least one of --cub, --object, --birds, --mixed: name them")
+        do_all(config, with_data(config, rows), None if config.minutes is None else time.time() + 60 * config.minutes)
+    found = collect(config, rows)
+    show(found)
+    missing = [asdict(row) | {"lacks": some, "seconds": row.seconds} for row in rows if (some := lacks(config, row))]
+    if missing:
+        print("missing:", "; ".join(f"{one['set']}, {one['name']}, seed {one['seed']}" for one in missing))
+    if config.out and found:
+        from record import record
+
+        record(config.out, "cpu", {"note": config.note, "sets": found, "missing": missing})
+    if config.pack:
+        from interventions_evidence import pack_all
+
+        for line in pack_all(config.runs, config.pack):
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

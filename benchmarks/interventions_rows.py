@@ -1,0 +1,135 @@
+"""The rows of the tables on interventions and ablations: name -> arguments of `sightline train`, by set, in turns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sightline.config import Shaping
+from waterbirds_rows import BRIEF, LONG, PATCHES
+
+SETS = ("cub", "object", "birds", "mixed")
+BUILDS = {"cub": "cub-swapped", "object": "spurious-object", "birds": "waterbirds", "mixed": "mixed"}
+PICTURES = {"cub": 5245, "object": 4795, "birds": 4795, "mixed": 4795}  # of training
+QUANTILES = (0.99, 0.97)
+FIRST, MORE_SEEDS, ABLATIONS, ALONE = range(4)  # turns
+SEEDS = (0, 1, 2)
+
+# Two hundred species have few pictures each: twice as many steps.
+SPECIES = " --sight patches --batch 64 --balance none --average None"
+WITHOUT_SHAPING = " ".join(
+    f"--shaping.{name.replace('_', '-')} 0"
+    for name in ("total_variation", "entropy", "equivariance", "orthogonality", "presence", "background")
+)
+DROPOUTS = (0.0, 0.1, 0.5)  # and 0.3, the default
+# The papers' Table 5, K = 4; without the second stage it is PDiscoFormer.
+ABLATED = {
+    "soft masks": "--soft",
+    "no shaping": WITHOUT_SHAPING,
+    "no stage-1 classification": "--classify-parts 0",
+    "frozen stage 2": "--freeze-predictor",
+    **{f"part dropout {share:g}": f"--part-dropout {share:g}" for share in DROPOUTS},
+}
+TIMED = {
+    "fp32": "--precision fp32",
+    "bf16": "--precision bf16",
+    "fp32, averaged": "--precision fp32 --average 0.999",
+    "bf16, averaged": "--precision bf16 --average 0.999",
+}
+# Pictures per second of training and measuring, of a whole H200 with ViT-Ti: 40 s for 30 epochs of iFAM on 4,795.
+RATES = {"ifam": 3600, "pixels": 1920, "pdiscoformer": 6000, "erm": 9000, "early-mask": 7000, "late-mask": 8000}
+FP32_SLOWER = 2.5
+MEASURING = {"cub": 30, "object": 20, "birds": 15, "mixed": 0}  # seconds
+
+
+@dataclass(frozen=True)
+class Row:
+    set: str
+    name: str
+    line: str
+    seed: int = 0
+    turn: int = FIRST
+    interventions: bool = False  # are measured
+
+    @property
+    def seconds(self) -> int:
+        """About what it takes of a whole H200."""
+        method, epochs = self.line.split()[0], int((re.findall(r"--epochs (\d+)", self.line) or [30])[0])
+        if method == "probe":
+            return 10
+        rate = RATES["pixels" if method == "ifam" and "patches" not in self.line else method]
+        slower = FP32_SLOWER if "fp32" in self.line else 1
+        return round(PICTURES[self.set] * epochs / rate * slower) + MEASURING[self.set] * self.interventions
+
+
+def assert_shaping_is_complete() -> None:
+    left = [name for name, value in vars(Shaping()).items() if isinstance(value, float) and value]
+    named = {name.replace("-", "_") for name in re.findall(r"--shaping\.(\S+)", WITHOUT_SHAPING)}
+    assert set(left) == named, "a loss that shapes parts has come or gone"
+
+
+def rows_of(kind: str) -> list[Row]:
+    """Of a set, in the order they are done."""
+    assert_shaping_is_complete()
+    found = {"cub": cub, "object": objects, "birds": birds, "mixed": mixed}[kind]()
+    return sorted(found, key=lambda row: row.turn)
+
+
+def each(kind: str, name: str, line: str, seeds: Iterable[int] = (0,), *, interventions: bool = False) -> list[Row]:
+    turns = {0: FIRST}
+    return [Row(kind, name, line, seed, turns.get(seed, MORE_SEEDS), interventions) for seed in seeds]
+
+
+def with_parts(kind: str, patches: str, several: tuple[int, ...], once: tuple[int, ...] = ()) -> list[Row]:
+    """iFAM with patches, as in the papers, and PDiscoFormer, of as many parts."""
+    rows = []
+    for k in (*several, *once):
+        seeds = SEEDS if k in several else (0,)
+        rows += each(kind, f"iFAM K={k}", f"ifam --parts {k}{patches}", seeds, interventions=True)
+        if k > 1:
+            of_parts = f"pdiscoformer --parts {k}{' --batch 64' * (kind == 'cub')}"
+            rows += each(kind, f"PDiscoFormer K={k}", of_parts, seeds, interventions=True)
+    return rows
+
+
+def ablations(kind: str, patches: str) -> list[Row]:
+    return [
+        Row(kind, f"iFAM K=4, {how}", f"ifam --parts 4{patches} {flag}", turn=ABLATIONS)
+        for how, flag in ABLATED.items()
+    ]
+
+
+def cub() -> list[Row]:
+    erm = "--epochs 30 --lr 1e-4 --batch 64"
+    rows = with_parts("cub", SPECIES, (4,), (8, 16, 1))
+    for k in (4, 8, 16):
+        rows += each("cub", f"iFAM K={k}, pixels", f"ifam --parts {k}", interventions=True)
+    rows += each("cub", "ERM", f"erm {erm}", SEEDS)
+    rows += each("cub", "probe", "probe")
+    rows += each("cub", "early mask, true", f"early-mask {erm}")
+    rows += each("cub", "late mask, true", f"late-mask {erm}")
+    return rows + ablations("cub", SPECIES)
+
+
+def objects() -> list[Row]:
+    rows = with_parts("object", PATCHES, (8,), (4, 16, 1))
+    rows += each("object", "iFAM K=8, pixels", "ifam --parts 8", SEEDS, interventions=True)
+    return rows + each("object", "ERM", f"erm {LONG}")
+
+
+def birds() -> list[Row]:
+    rows = with_parts("birds", PATCHES, (4,), (8, 16))
+    timed = [
+        Row("birds", f"iFAM K=4, timed, {how}", f"ifam --parts 4{PATCHES.replace('--average None', '')} {flags}"
+            + " --average None" * ("averaged" not in how), turn=ALONE)
+        for how, flags in TIMED.items()
+    ]  # fmt: skip
+    return rows + ablations("birds", PATCHES) + timed
+
+
+def mixed() -> list[Row]:
+    rows = each("mixed", "ERM", f"erm {BRIEF}", SEEDS)
+    rows += each("mixed", "PDiscoFormer K=4", "pdiscoformer --parts 4", SEEDS)
+    rows += each("mixed", "iFAM K=4", f"ifam --parts 4{PATCHES}", SEEDS)
+    return rows + each("mixed", "iFAM K=1, pixels", "ifam", SEEDS)

@@ -1,0 +1,406 @@
+"""RobustViT, RRR, GradMask and MaskTune: what correcting relevance is worth, in and out of distribution.
+
+    sightline data waterbirds --cub PACKS --scenes PACKS --out waterbirds        # and cub-swapped, si-score
+    python benchmarks/relevance.py --birds waterbirds --cub cub-swapped --si si-score --imagenet imagenet1k_samples \\
+        --backbone vit_ti16_augreg_in1k.safetensors --self-supervised dino_s16_reg4.safetensors --minutes 9
+    python benchmarks/relevance.py --collect --runs runs/relevance --out benchmarks/results/relevance_h200.json
+    python benchmarks/relevance_claims.py runs/relevance --out benchmarks/results/claims_relevance.json
+
+One run folder per row and seed, several trained side by side, a JSON line for each; what is finished is skipped, what
+was interrupted goes on: call it again. Few validation pictures choose weights and rates (`--val`), since they are
+looked at after every epoch. Of ImageNet there is one photograph per class: half of the classes teach, with masks that
+nobody drew, and the other half are tested (n = 500: less than 3 points are undecided).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import tyro
+
+from relevance_rows import COST, RATES, RULE, Row, beginnings, chosen, rates
+from sightline.errors import UserError
+from waterbirds import all_methods, interrupted_at, is_out_of_memory, one_process, say
+from waterbirds_rows import folder_of
+
+SETS = ("birds", "cub", "si", "imagenet")
+FROM_A_METHOD = {"robustvit": "RobustViT", "rrr": "RRR", "gradmask": "GradMask"}
+IMAGENET_TRAINS, IMAGENET_TESTS = 420, 500
+BATCH = 256  # in measuring
+STEPS = 100  # in which the pixels of a picture go, when sufficient ones are sought
+
+
+@dataclass(frozen=True)
+class RelevanceBenchmark:
+    birds: Path | None = None
+    """`sightline data waterbirds`."""
+    cub: Path | None = None
+    """`sightline data cub-swapped`."""
+    si: Path | None = None
+    """`sightline data si-score`."""
+    imagenet: Path | None = None
+    """A folder with samples.csv: a photograph of each ImageNet class."""
+    backbone: str = ""
+    """With ImageNet's head: TI."""
+    self_supervised: str = ""
+    """Behind TokenCut, and of the rows with S: SELF."""
+    runs: Path = Path("runs/relevance")
+    cache: Path | None = None
+    """Decoded pictures and masks, which are large. Default: cache, beside the runs."""
+    only: tuple[str, ...] = ()
+    """These sets. Default: all that there are data for."""
+    rows: tuple[str, ...] = ()
+    """These rows; * stands for anything. Default: all."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    val: int = 160
+    """Validation pictures for what learns from few masks."""
+    limit: int = 600
+    """Test pictures whose maps, curves and neighbours are measured."""
+    subsets: int = 32
+    """Pictures of ImageNet whose sufficient pixels are sought."""
+    epochs: int | None = None
+    """To try things out: all rows so long."""
+    parallel: int = 12
+    workers: int = 1
+    device: str = "auto"
+    precision: str = "bf16"
+    minutes: float | None = None
+    """End after so long: what is in training then is saved, and gone on with by the next call."""
+    collect: bool = False
+    """Run nothing; put together what is finished, also elsewhere."""
+    pack: Path | None = None
+    """A folder for the results, without weights, in .tgz files of at most 12 MB."""
+    pictures: bool = True
+    """Draw per-class changes (needs matplotlib) and maps before and after; never for a repository."""
+    note: str = ""
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all rows of one set share."""
+
+    data: Path
+    few: Path
+    runs: Path
+    cache: Path
+    config: RelevanceBenchmark
+
+    def folder(self, row: Row) -> Path:
+        return folder_of(self.runs, row.name, row.seed)
+
+    def measured(self, row: Row) -> Path:
+        return self.folder(row) / "stress" / "test.csv"
+
+    def lacks(self, row: Row) -> bool:
+        return not (self.folder(row) / "metrics.json").exists() or not self.measured(row).exists()
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def settings_of(config: RelevanceBenchmark) -> dict[str, Setting]:
+    cache = config.cache or config.runs.with_name(f"{config.runs.name}-cache")
+    found = {}
+    for name in SETS:
+        source = getattr(config, name)
+        if source is None or name not in (config.only or SETS):
+            continue
+        home = cache / name
+        lines = imagenet_lines(source, home) if name == "imagenet" else lines_of(source, home)
+        write_lines(home / "rows.csv", lines)
+        write_lines(home / "few.csv", lines if name == "imagenet" else few_to_validate(lines, config.val))
+        found[name] = Setting(home / "rows.csv", home / "few.csv", config.runs / name, cache, config)
+    return found
+
+
+def lines_of(source: Path, home: Path) -> list[dict[str, str]]:
+    """The rows of a set, their paths as seen from here: two files in one folder call pictures by the same names."""
+    file = source / "rows.csv" if source.is_dir() else source
+    with file.open(newline="", encoding="utf-8") as opened:
+        lines = list(csv.DictReader(opened))
+    kept = [k for k in lines[0] if k in ("image", "label", "split", "mask") or k.startswith("group")]
+    return [
+        {k: from_here(file.parent / line[k], home) if k in ("image", "mask") else line[k] for k in kept}
+        for line in lines
+    ]
+
+
+def imagenet_lines(source: Path, home: Path) -> list[dict[str, str]]:
+    """Classes are called by their wnids, which sort as the head's outputs do; which half teaches is drawn once."""
+    with (source / "samples.csv").open(newline="", encoding="utf-8") as opened:
+        lines = list(csv.DictReader(opened))
+    order, split = np.random.default_rng(0).permutation(len(lines)), {}
+    tests = IMAGENET_TESTS if len(lines) > IMAGENET_TESTS + IMAGENET_TRAINS else len(lines) // 2
+    trains = IMAGENET_TRAINS if len(lines) > tests + IMAGENET_TRAINS else len(lines) // 4
+    for place, i in enumerate(order):
+        split[i] = "test" if place < tests else "train" if place < tests + trains else "val"
+    return [
+        {"image": from_here(source / line["path"], home), "label": line["wnid"], "split": split[i]}
+        for i, line in enumerate(lines)
+    ]
+
+
+def from_here(path: Path, home: Path) -> str:
+    return Path(os.path.relpath(path.resolve(), home.resolve())).as_posix()
+
+
+def few_to_validate(lines: Sequence[dict[str, str]], count: int) -> list[dict[str, str]]:
+    """With so many validation pictures, the classes in turn; the other splits are as they were."""
+    generator = np.random.default_rng(0)
+    val = [i for i in generator.permutation(len(lines)).tolist() if lines[i]["split"] == "val"]
+    turns: dict[str, int] = {}
+    turn = {}
+    for i in val:
+        turn[i] = turns[lines[i]["label"]] = turns.get(lines[i]["label"], -1) + 1
+    kept = set(sorted(val, key=lambda i: turn[i])[:count])
+    return [line for i, line in enumerate(lines) if line["split"] != "val" or i in kept]
+
+
+def write_lines(path: Path, lines: Sequence[dict[str, str]]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    if not path.exists() or path.read_text(encoding="utf-8") != text.getvalue():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.getvalue(), encoding="utf-8")
+
+
+# ---- one row ---------------------------------------------------------------------------------------------------------
+
+
+def command_of(setting: Setting, row: Row) -> Any:
+    """What a user would type, parsed as the command line does it."""
+    config, (method, *flags) = setting.config, shlex.split(row.line)
+    words = {"TI": config.backbone, "SELF": config.self_supervised}
+    for number, flag in enumerate(flags):
+        before, word = flag[: flag.rfind(":") + 1], flag[flag.rfind(":") + 1 :]
+        if word in words and not words[word]:
+            raise UserError(f"{row.name}: needs {'--backbone' if word == 'TI' else '--self-supervised'}")
+        start = folder_of(setting.runs, flag[1:], row.seed) if flag[0] == "@" else None
+        flags[number] = str(start) if start else before + words.get(word, word)
+    if config.epochs is not None:
+        flags += ["--epochs", str(config.epochs)]
+    given = [
+        str(setting.data if method == "erm" else setting.few), *flags, "--out", str(setting.folder(row)),
+        "--seed", str(row.seed), "--device", config.device, "--precision", config.precision,
+        "--workers", str(config.workers), "--cache", str(setting.cache), "--resume",
+    ]  # fmt: skip
+    kinds: dict[str, Any] = {kind.method: kind for kind in all_methods()}
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            return tyro.cli(kinds[method], args=given)
+        except SystemExit:
+            raise UserError(f"{row.name}: `sightline train {row.line}` is not understood: {said.getvalue()}") from None
+
+
+def do(setting: Setting, row: Row, deadline: float | None = None, note: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Train and measure what is lacking; what came of it, in a line. `note` says how its rate was chosen."""
+    from sightline.audit.stress import stress
+    from sightline.config import Stress
+    from sightline.runs import read_run
+    from sightline.train import train
+
+    began, folder, config = time.perf_counter(), setting.folder(row), setting.config
+    with contextlib.redirect_stdout(sys.stderr), interrupted_at(deadline):
+        if not (folder / "metrics.json").exists():
+            train(command_of(setting, row))
+            (folder / "last.safetensors").unlink(missing_ok=True)  # three times the weights
+        read_run(folder).note(benchmark={"row": row.name, "line": row.line, "rate": note})
+        trained = time.perf_counter() - began
+        if not setting.measured(row).exists():
+            asked: Any = {"tests": row.tests, "maps": ("gae",), "limit": config.limit, "subsets": config.subsets}
+            asked |= {
+                "steps": STEPS,
+                "batch": BATCH,
+                "workers": config.workers,
+                "device": config.device,
+                "pictures": False,
+            }
+            stress(Stress(folder, cache=setting.cache, **asked))
+    about = {"set": row.set, "row": row.name, "seed": row.seed} | figures_of(folder)
+    seconds = {"training": round(trained, 1), "all": round(time.perf_counter() - began, 1)}
+    return about | {"seconds": seconds}
+
+
+def figures_of(folder: Path) -> dict[str, Any]:
+    """In short."""
+    from sightline.audit.stressed import Stressed
+    from sightline.metrics import Metrics, read_metrics
+
+    splits = read_metrics(folder / "metrics.json")["splits"]
+    test = Metrics.from_dict(splits["test"])
+    found = {"accuracy": test.accuracy.value, "worst": (test.worst_group or test.worst_class).value}
+    if "val" in splits:
+        found["val_balanced"] = Metrics.from_dict(splits["val"]).balanced.value
+    known = Stressed.from_dict(json.loads((folder / "stress" / "test.json").read_text(encoding="utf-8")))
+    found |= {f"{curve.direction} gae": curve.mean.value for curve in known.curves if curve.map == "gae"}
+    found |= {"mass": known.masks["gae"]["mass"].value} if known.masks else {}
+    found |= {f"{name.split()[0]}-NN": one.value for name, one in known.neighbours.items()}
+    found |= {"any label": known.subsets.reached.value} if known.subsets else {}
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+# ---- rates -----------------------------------------------------------------------------------------------------------
+
+
+def best_line(folder: Path, score: str) -> dict[str, float] | None:
+    """Of the log: the epoch that was kept."""
+    path = folder / "log.jsonl"
+    if not (folder / "metrics.json").exists() or not path.exists():
+        return None
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return max(lines, key=lambda line: line[score])
+
+
+def balanced_on(folder: Path, few: Path) -> float:
+    """Class-balanced accuracy of a run on the few validation pictures, of which it may have answered more."""
+    from sightline.audit.changes import seen_in
+
+    with few.open(newline="", encoding="utf-8") as file:
+        wanted = {line["image"] for line in csv.DictReader(file) if line["split"] == "val"}
+    seen = seen_in(folder / "predictions" / "val.csv")
+    labels, right = np.array(seen.labels), seen.correct
+    kept = np.array([image in wanted for image in seen.images])
+    return float(np.mean([right[kept & (labels == label)].mean() for label in np.unique(labels[kept])]))
+
+
+def chosen_rates(setting: Setting, kind: str) -> dict[str, dict[str, Any]]:
+    """By method: the rate, and what was tried."""
+    start = setting.folder(Row(kind, "before" if kind == "imagenet" else "ERM", ""))
+    if not (start / "metrics.json").exists():
+        return {}
+    usual = balanced_on(start, setting.few)
+    found = {}
+    for method, name in FROM_A_METHOD.items():
+        score = "relevance" if method == "robustvit" else "balanced"
+        rows = {rate: Row(kind, f"{name}, rate {rate}", "") for rate in RATES[method]}
+        tried = {rate: line for rate, row in rows.items() if (line := best_line(setting.folder(row), score))}
+        if not tried:
+            continue
+        cheap = [rate for rate in tried if score == "balanced" or tried[rate]["balanced"] >= usual - COST]
+        rate = max(cheap, key=lambda rate: tried[rate][score]) if cheap else min(tried, key=float)
+        scores = {rate: {k: round(line[k], 5) for k in {score, "balanced"}} for rate, line in tried.items()}
+        found[method] = {"rate": rate, "rule": RULE, "tried": scores, "before": round(usual, 5)}
+    return found
+
+
+def with_rates(rows: Iterable[Row], by: dict[str, dict[str, Any]]) -> list[tuple[Row, dict[str, Any] | None]]:
+    """Those whose rate is known."""
+    found = []
+    for row in rows:
+        known = by.get(row.line.split()[0])
+        if "RATE" not in row.line:
+            found.append((row, None))
+        elif known is not None:
+            found.append((replace(row, line=row.line.replace("RATE", known["rate"])), known))
+        else:
+            say({"set": row.set, "row": row.name, "seed": row.seed, "skipped": "no rate was chosen"})
+    return found
+
+
+# ---- doing it --------------------------------------------------------------------------------------------------------
+
+Job = tuple[Setting, Row, dict[str, Any] | None]
+
+
+def is_wanted(row: Row, config: RelevanceBenchmark) -> bool:
+    named = not config.rows or any(fnmatchcase(row.name, pattern) for pattern in config.rows)
+    return named and row.seed in config.seeds
+
+
+def do_all(config: RelevanceBenchmark, jobs: Iterable[Job], deadline: float | None) -> None:
+    """Several at once: small models leave a GPU idle."""
+    todo: SimpleQueue[tuple[Job, bool]] = SimpleQueue()
+    for job in sorted(jobs, key=lambda job: job[1].seed):
+        if job[0].lacks(job[1]) and is_wanted(job[1], config):
+            todo.put((job, True))
+    lanes = max(1, min(config.parallel, todo.qsize()))
+    with ThreadPoolExecutor(lanes) as threads:
+        for lane in [threads.submit(work_off, todo, deadline) for _ in range(lanes)]:
+            lane.result()
+
+
+def work_off(todo: SimpleQueue[tuple[Job, bool]], deadline: float | None) -> None:
+    """One job after the other, in a process of this lane; a new one after a failure, which may have left memory."""
+    process: Executor | None = None
+    while True:
+        try:
+            job, again = todo.get_nowait()
+        except Empty:
+            break
+        about = {"set": job[1].set, "row": job[1].name, "seed": job[1].seed}
+        if deadline is not None and time.time() > deadline:
+            say(about | {"skipped": "no time left"})
+            continue
+        try:
+            process = process or one_process()
+            say(process.submit(do, job[0], job[1], deadline, job[2]).result())
+        except BaseException as error:  # one row must not take the others with it; it is listed as missing
+            if process is not None:
+                process.shutdown()
+            process, late = None, isinstance(error, KeyboardInterrupt)
+            retried = again and is_out_of_memory(error)
+            why = {"stopped": "saved, to go on with"} if late else {"failed": f"{type(error).__name__}: {error}"}
+            say(about | why | {"tried_again": retried})
+            if retried:
+                todo.put((job, False))
+    if process is not None:
+        process.shutdown()
+
+
+def run(config: RelevanceBenchmark) -> None:
+    deadline = None if config.minutes is None else time.time() + 60 * config.minutes
+    settings = settings_of(config)
+    plain: list[Callable[[str], list[Row]]] = [beginnings, rates]
+    for rows_of in plain:
+        do_all(config, [(setting, row, None) for name, setting in settings.items() for row in rows_of(name)], deadline)
+    jobs = []
+    for name, setting in settings.items():
+        found = chosen_rates(setting, name)
+        jobs += [(setting, row, note) for row, note in with_rates(chosen(name), found)]
+    do_all(config, jobs, deadline)
+
+
+def main() -> None:
+    config = tyro.cli(RelevanceBenchmark, description=__doc__)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # rows run side by side
+    if not config.collect:
+        if not config.backbone:
+            raise UserError("--backbone: name the one that rows begin with, which has ImageNet's head")
+        run(config)
+    from relevance_results import collect, draw_all, pack_all, show
+
+    found = collect(config.runs)
+    show(found)
+    if config.pictures:
+        draw_all(config.runs, config.device)
+    if config.out and found:
+        from record import record
+
+        record(config.out, "cpu", {"note": config.note, "rule": RULE, "limit": config.limit, "sets": found})
+    if config.pack:
+        for line in pack_all(config.runs, config.pack):
+            say(line)
+
+
+if __name__ == "__main__":
+    main()

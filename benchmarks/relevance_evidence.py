@@ -1,0 +1,200 @@
+"""What claims about relevance are tested with: answers and measurements of rows, picture by picture."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from claim_figures import Missing, gain
+from sightline.compare import compare
+from sightline.evaluate import RESAMPLES, across_seeds
+from sightline.intervals import average, resample
+from sightline.metrics import Estimate
+from waterbirds_results import answers_of, facts_of
+from waterbirds_rows import folders_of
+
+CORRECT = "accuracy"
+WORST = "worst group"
+USUAL = ("landbird/land", "waterbird/water")
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Of one run, by picture."""
+
+    labels: dict[str, str]
+    groups: dict[str, str]
+    right: dict[str, float]
+
+
+@cache
+def pictures_in(folder: Path) -> Pictures:
+    with (folder / "predictions" / "test.csv").open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        reader = csv.reader(file)
+        header = next(reader)
+        at = {name: header.index(name) for name in ("image", "label", "predicted", "group") if name in header}
+        lines = [{name: line[i] for name, i in at.items()} for line in reader]
+    return Pictures(
+        {line["image"]: line["label"] for line in lines},
+        {line["image"]: line.get("group", "") for line in lines},
+        {line["image"]: float(line["predicted"] == line["label"]) for line in lines},
+    )
+
+
+@cache
+def column_in(folder: Path, name: str) -> dict[str, float]:
+    """What `sightline stress` measured of each picture."""
+    path = folder / "stress" / "test.csv"
+    if not path.exists():
+        raise Missing(f"not measured: `sightline stress {folder.name}`")
+    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        lines = list(csv.DictReader(file))
+    if name not in lines[0]:
+        raise Missing(f"{folder.name}: {name!r} was not measured")
+    return {line["image"]: float(line[name]) for line in lines if line[name]}
+
+
+# ---- parts of the test pictures --------------------------------------------------------------------------------------
+
+
+def attribute(group: str) -> str:
+    return group.partition("/")[2]
+
+
+PARTS: dict[str, dict[str, Callable[[str], bool]]] = {
+    "birds": {"usual": lambda group: group in USUAL, "shifted": lambda group: group not in USUAL},
+    "cub": {
+        "usual": lambda group: attribute(group) == "original",
+        "shifted": lambda group: attribute(group) == "swapped",
+    },
+    "si": {
+        "usual": lambda group: attribute(group) == "none",
+        "shifted": lambda group: attribute(group) != "none",
+        **{
+            shift: (lambda group, shift=shift: attribute(group).startswith(shift))
+            for shift in ("location", "rotation", "size")
+        },
+    },
+    "imagenet": {},
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    runs: Path
+
+    def folders(self, kind: str, row: str) -> dict[int, Path]:
+        """By seed."""
+        if found := folders_of(self.runs / kind, row, ("test",)):
+            return found
+        raise Missing(f"no run of {row!r} on {kind}")
+
+    def values(self, kind: str, row: str, measure: str, part: str = "all") -> dict[int, dict[str, float]]:
+        """By seed and picture; `part` may be of PARTS, and of the classes that were learnt from or not."""
+        found = {}
+        for seed, folder in self.folders(kind, row).items():
+            known = pictures_in(folder)
+            every = known.right if measure == CORRECT else column_in(folder, measure)
+            found[seed] = {image: value for image, value in every.items() if self.is_in(kind, part, known, image, seed)}
+        return found
+
+    def is_in(self, kind: str, part: str, known: Pictures, image: str, seed: int) -> bool:
+        for word in part.split(", "):
+            if word in ("learnt", "not learnt"):
+                if (known.labels[image] in self.learnt(kind, seed)) != (word == "learnt"):
+                    return False
+            elif word != "all" and not PARTS[kind][word](known.groups[image]):
+                return False
+        return True
+
+    def learnt(self, kind: str, seed: int) -> frozenset[str]:
+        """The classes whose masks RobustViT's headline row was shown."""
+        folder = self.folders(kind, "RobustViT").get(seed)
+        if folder is None:
+            raise Missing(f"no run of 'RobustViT' on {kind} with the seed {seed}")
+        return frozenset(facts_of(folder)["learnt_from"]["classes"])
+
+    def rate(self, kind: str, row: str) -> str:
+        folder = next(iter(self.folders(kind, row).values()))
+        return str(((facts_of(folder).get("benchmark") or {}).get("rate") or {}).get("rate", ""))
+
+
+def block(values: dict[int, dict[str, float]], images: Sequence[str]) -> np.ndarray:
+    return np.array([[seed[image] for seed in values.values()] for image in images])
+
+
+def figure(values: np.ndarray) -> Estimate:
+    """The mean of a block [n, S]."""
+    (sample,) = resample([values], np.zeros(len(values), dtype=np.int64), RESAMPLES, 0)
+    how = "bootstrap over images" + (" and over seeds" if values.shape[1] > 1 else "")
+    return average(*sample.averages(np.ones(1)), sample.runs, len(values), how)
+
+
+def versus(
+    evidence: Evidence, kind: str, ours: tuple[str, str], theirs: tuple[str, str], part: str = "all"
+) -> tuple[dict[str, Estimate], Estimate, dict[str, int]]:
+    """Rows and measures of two sides on the same pictures: the figures, the difference, and how many seeds."""
+    if ours[1] == theirs[1] == WORST:
+        return worst(evidence, kind, ours[0], theirs[0])
+    sides = [evidence.values(kind, *side, part) for side in (ours, theirs)]
+    if part.endswith("learnt"):  # which classes those are depends on the seed: only one can be asked about
+        both = min(set(sides[0]) & set(sides[1]), default=None)
+        if both is None:
+            raise Missing(f"{ours[0]} and {theirs[0]} have no seed in common")
+        sides = [{both: side[both]} for side in sides]
+    images = sorted(set.intersection(*(set(seed) for side in sides for seed in side.values())))
+    if not images:
+        raise Missing(f"{ours[0]} and {theirs[0]} have not been shown the same pictures of {part!r}")
+    blocks = [block(side, images) for side in sides]
+    by_seed = list(sides[0]) == list(sides[1])
+    difference = gain(blocks, np.zeros(len(images), dtype=np.int64), np.ones(1), by_seed=by_seed)
+    names = [" ".join(side) if ours[1] != theirs[1] else side[0] for side in (ours, theirs)]
+    figures = {name: figure(one) for name, one in zip(names, blocks, strict=True)}
+    return figures, difference, {side[0]: len(some) for side, some in zip((ours, theirs), sides, strict=True)}
+
+
+def worst(
+    evidence: Evidence, kind: str, ours: str, theirs: str
+) -> tuple[dict[str, Estimate], Estimate, dict[str, int]]:
+    folders = {row: list(evidence.folders(kind, row).values()) for row in (theirs, ours)}
+    entry = compare({row: answers_of(some, "test") for row, some in folders.items()}).entries
+    assert entry[1].worst_gain is not None
+    return {ours: entry[1].worst, theirs: entry[0].worst}, entry[1].worst_gain, {k: len(v) for k, v in folders.items()}
+
+
+def subsets_of(evidence: Evidence, kind: str, row: str) -> dict[str, Any]:
+    folder = next(iter(evidence.folders(kind, row).values()))
+    path = folder / "stress" / "test.json"
+    found = json.loads(path.read_text(encoding="utf-8")).get("subsets") if path.exists() else None
+    if found is None:
+        raise Missing(f"not measured: `sightline stress {folder.name} --tests subsets`")
+    return found
+
+
+def summary(evidence: Evidence, kind: str, row: str) -> dict[str, Estimate]:
+    """Of one row: accuracies on all pictures and on the parts, and what was measured."""
+    found = {}
+    for part in ("all", *PARTS[kind]):
+        values = evidence.values(kind, row, CORRECT, part)
+        images = sorted(next(iter(values.values())))
+        if images:
+            found[f"accuracy{f', {part}' * (part != 'all')}"] = figure(block(values, images))
+    folders = list(evidence.folders(kind, row).values())
+    if kind == "birds":
+        found["worst group"] = across_seeds(answers_of(folders, "test")).worst_group
+    for name in ("mass gae", "hit gae", "positive gae", "negative gae", "1 neighbours", "10 neighbours"):
+        try:
+            values = evidence.values(kind, row, name)
+        except Missing:
+            continue
+        images = sorted(set.intersection(*(set(seed) for seed in values.values())))
+        if images:
+            found[name] = figure(block(values, images))
+    return {name: one for name, one in found.items() if one is not None}

@@ -1,0 +1,155 @@
+"""From run folders to the relevance tables, and pictures of what changed: only these need weights and photographs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from claim_figures import Missing
+from relevance_evidence import CORRECT, WORST, Evidence, summary, versus
+from sightline.compare import verdict
+from sightline.errors import UserError
+from sightline.metrics import Estimate
+from waterbirds_results import about, facts_of, pack
+
+EXAMPLES = 6  # pictures that were helped, and as many that were harmed
+COMPARED = ((CORRECT, "usual"), (CORRECT, "shifted"), (CORRECT, "all"), (WORST, "all"), ("mass gae", "all"))
+
+
+def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every finished row with its line, and how its rate was chosen."""
+    found = {}
+    for path in sorted(folder.glob("*/run.json")):
+        known = facts_of(path.parent).get("benchmark")
+        if known and (path.parent / "metrics.json").exists():
+            found.setdefault(known["row"], known)
+    return found
+
+
+def start_of(row: str, kind: str) -> str:
+    return "before" if kind == "imagenet" else "ERM, S" if row.endswith(", S") else "ERM"
+
+
+def collect(runs: Path) -> dict[str, Any]:
+    evidence, found = Evidence(runs), {}
+    for folder in sorted(path for path in runs.glob("*") if path.is_dir()):
+        lines, rows = rows_in(folder), []
+        for name, known in lines.items():
+            seeds = list(evidence.folders(folder.name, name))
+            figures = {k: asdict(one) for k, one in summary(evidence, folder.name, name).items()}
+            rows.append({"row": name, "command": known["line"], "rate": known["rate"], "seeds": seeds} | figures)
+        if rows:
+            facts = about(facts_of(next(iter(evidence.folders(folder.name, rows[0]["row"]).values()))))
+            facts = {name: facts[name] for name in ("data", "trained_on")}
+            found[folder.name] = facts | {"rows": rows, "paired": paired(evidence, folder.name, list(lines))}
+    return found
+
+
+def paired(evidence: Evidence, kind: str, rows: list[str]) -> list[dict[str, Any]]:
+    """Every row against what it went on with, on the same pictures."""
+    found = []
+    for row in rows:
+        start = start_of(row, kind)
+        if row == start or row.startswith("ERM"):
+            continue
+        line: dict[str, Any] = {"row": row, "against": start}
+        for measure, part in COMPARED:
+            if measure == WORST and kind != "birds":
+                continue
+            try:
+                _, gain, _ = versus(evidence, kind, (row, measure), (start, measure), part)
+            except (Missing, KeyError):
+                continue
+            line[f"{measure}, {part}"] = asdict(gain) | {"verdict": verdict(gain)}
+        found.append(line)
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    console = Console(highlight=False, width=240)
+    for kind, one in found.items():
+        names = list(
+            dict.fromkeys(k for row in one["rows"] for k, v in row.items() if isinstance(v, dict) and "low" in v)
+        )
+        table = Table(kind, "seeds", *names, box=None, pad_edge=False)
+        for row in one["rows"]:
+            cells = [_short(Estimate(**row[name])) if name in row else "" for name in names]
+            table.add_row(row["row"], str(len(row["seeds"])), *cells)
+        console.print(table)
+        for line in one["paired"]:
+            gains = {name: gain for name, gain in line.items() if isinstance(gain, dict)}
+            said = ", ".join(f"{name} {100 * gain['value']:+.1f} ({gain['verdict']})" for name, gain in gains.items())
+            console.print(f"{line['row']} − {line['against']}: {said}", markup=False)
+
+
+def _short(one: Estimate) -> str:
+    return f"{100 * one.value:.1f} \\{one.interval}"
+
+
+def pack_all(runs: Path, into: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(runs.iterdir()):
+        folders = sorted(one for one in path.iterdir() if (one / "metrics.json").exists()) if path.is_dir() else []
+        for parcel in pack(folders, into / path.name) if folders else []:
+            yield {"packed": f"{path.name}/{parcel.name}", "megabytes": round(parcel.stat().st_size / 1e6, 2)}
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def draw_all(runs: Path, device: str = "auto") -> None:
+    """Per set, what changed from the beginning to RobustViT: classes, and maps of pictures whose answer changed."""
+    from sightline.audit.changes import both, class_changes, draw_changes, in_words
+
+    for kind in sorted(path.name for path in runs.glob("*") if path.is_dir()):
+        try:
+            evidence = Evidence(runs)
+            before, after = (evidence.folders(kind, row)[0] for row in (start_of("RobustViT", kind), "RobustViT"))
+        except (Missing, KeyError):
+            continue
+        pair = both(*(folder / "predictions" / "test.csv" for folder in (before, after)))
+        changes = class_changes(*pair)
+        print(f"{kind}: {in_words(changes)}")
+        try:
+            draw_changes({kind: changes}, runs / kind / "classes.png", f"from {before.name} to {after.name}")
+        except UserError as error:
+            print(f"no picture of classes: {error}")
+        if all((folder / "best.safetensors").exists() for folder in (before, after)):
+            draw_maps(before, after, runs / kind / "changed.png", device)
+
+
+def draw_maps(before: Path, after: Path, path: Path, device: str) -> None:
+    """Relevance before and after, of pictures that were put right and of such that were put wrong, alike."""
+    from sightline.assess import data_asked_for, opened
+    from sightline.audit.changes import both
+    from sightline.audit.maps import lit, sheet
+    from sightline.config import Evaluate
+    from sightline.data.images import Canvas, decode
+    from sightline.where.relevance import MAPS
+
+    one, other = both(*(folder / "predictions" / "test.csv" for folder in (before, after)))
+    accelerator, first = opened(before, device)
+    _, second = opened(after, device)
+    rows = data_asked_for(Evaluate(before), first.run).rows
+    place = {image: i for i, image in enumerate(rows.images)}
+    strips: dict[str, Any] = {}
+    for name, changed in (("helped", ~one.correct & other.correct), ("harmed", one.correct & ~other.correct)):
+        chosen = np.flatnonzero(changed)
+        if not len(chosen):
+            continue
+        chosen = chosen[np.linspace(0, len(chosen) - 1, EXAMPLES).astype(int)]
+        images = torch.stack([decode(rows, place[one.images[i]], Canvas.of(first.expects)).image for i in chosen])
+        images = images.to(accelerator.device).float() / 255
+        strips[f"{name}: {', '.join(one.labels[i] for i in chosen)}"] = images.cpu()
+        for model, seen, word in ((first, one, "before"), (second, other, "after")):
+            strips[f"{name}, {word}: {', '.join(seen.predicted[i] for i in chosen)}"] = lit(
+                images, MAPS["gae"](model.method, images)
+            ).cpu()
+    if strips:
+        sheet(strips).save(path)

@@ -1,0 +1,149 @@
+"""The rows of the relevance tables: name -> arguments of `sightline train`, and what is measured of each run.
+
+In a line, @ERM stands for the run of that row with the same seed, TI and SELF for backbones, RATE for the learning rate
+that validation data chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SEEN = 5600  # pictures, with repetitions, that everything with few masks learns from: as many however few there are
+MOST_EPOCHS, LEAST_EPOCHS = 150, 6
+RATES = {"robustvit": ("1.2e-5", "5e-5", "2e-4"), "rrr": ("1e-5", "5e-5"), "gradmask": ("1e-5", "5e-5")}
+COST = 0.02  # how much class-balanced validation accuracy a rate may cost
+RULE = (
+    "the rate with the lowest RobustViT loss on validation pictures with masks, of those that cost at most 2 points of "
+    "class-balanced validation accuracy against ERM (if all cost more, the smallest); of RRR and GradMask the rate "
+    "with the highest class-balanced validation accuracy; with seed 0 and the masks of the headline row, set by set"
+)
+CURVES, MASKS = ("curves", "masks", "neighbours"), ("masks", "neighbours")
+SEEDS_OF = {"birds": (0, 1, 2), "cub": (0, 1), "si": (0,), "imagenet": (0, 1)}
+
+
+@dataclass(frozen=True)
+class Masks:
+    """How many pictures with a mask are learnt from."""
+
+    per_class: int
+    classes: int  # that the data have
+    of: int | None = None  # classes that are learnt from
+
+    @property
+    def epochs(self) -> int:
+        pictures = self.per_class * (self.of or self.classes)
+        return min(MOST_EPOCHS, max(LEAST_EPOCHS, round(SEEN / pictures)))
+
+    @property
+    def flags(self) -> str:
+        return f"--per-class {self.per_class}" + (f" --classes {self.of}" if self.of else "")
+
+    @property
+    def words(self) -> str:
+        return f"{self.per_class} masks" + (f" of {self.of} classes" if self.of else "")
+
+
+@dataclass(frozen=True)
+class Row:
+    set: str
+    name: str
+    line: str
+    seed: int = 0
+    tests: tuple[str, ...] = MASKS
+
+
+# One thing other than published, each.
+ABLATIONS = {
+    "rollout": "--relevance rollout",
+    "attention": "--relevance attention",
+    "no background": "--background 0",
+    "no foreground": "--foreground 0",
+    "no answer": "--answering 0",
+    "only background": "--foreground 0 --answering 0",
+    "only foreground": "--background 0 --answering 0",
+    "label": "--answer label",
+    "second order": "--second-order",
+}
+ABLATED = {
+    "birds": tuple(ABLATIONS),
+    "cub": ("rollout", "attention", "no background", "no foreground", "only background", "only foreground", "label"),
+}
+HEADLINE = {
+    "birds": Masks(30, 2),
+    "cub": Masks(3, 200, 100),
+    "si": Masks(30, 4),
+}
+BIRDS_COUNTS = tuple(Masks(count, 2) for count in (3, 30, 300))
+CUB_COUNTS = (
+    Masks(1, 200, 100), Masks(3, 200, 50), Masks(3, 200, 100), Masks(3, 200), Masks(10, 200, 100), Masks(10, 200),
+)  # fmt: skip
+ERM = {
+    "birds": "erm --epochs 14 --lr 5e-5 --backbone TI",
+    "cub": "erm --epochs 30 --lr 1e-4 --batch 64 --backbone TI",
+    "si": "erm --epochs 20 --lr 5e-5 --backbone TI",
+}
+BEFORE = "robustvit --lr 0 --epochs 1 --masks tokencut:SELF --backbone TI"  # the weights as they are, as a run
+IMAGENET = "robustvit --epochs 25 --masks tokencut:SELF --backbone TI"
+
+
+def robustvit(masks: Masks, how: str = "", start: str = "ERM", rate: str = "RATE") -> str:
+    flags = f" {how}" if how else ""
+    return f"robustvit --from '@{start}' {masks.flags} --epochs {masks.epochs} --lr {rate}{flags}"
+
+
+def penalised(method: str, masks: Masks, rate: str = "RATE") -> str:
+    return f"{method} --from @ERM {masks.flags} --epochs {masks.epochs} --batch 8 --lr {rate}"
+
+
+# ---- what each set has -----------------------------------------------------------------------------------------------
+
+
+def beginnings(kind: str) -> list[Row]:
+    """What the others go on with."""
+    if kind == "imagenet":
+        return [Row(kind, "before", BEFORE, tests=(*CURVES, "subsets"))]
+    rows = each(kind, "ERM", ERM[kind], SEEDS_OF[kind], CURVES)
+    if kind == "birds":
+        rows += each(kind, "ERM, S", "erm --epochs 14 --lr 5e-5 --backbone SELF", (0,), CURVES)
+    return rows
+
+
+def rates(kind: str) -> list[Row]:
+    """With seed 0, for validation data to choose from."""
+    if kind == "imagenet":
+        return [Row(kind, f"RobustViT, rate {rate}", f"{IMAGENET} --lr {rate}") for rate in RATES["robustvit"]]
+    masks = HEADLINE[kind]
+    rows = [Row(kind, f"RobustViT, rate {rate}", robustvit(masks, rate=rate)) for rate in RATES["robustvit"]]
+    for method, name in (("rrr", "RRR"), ("gradmask", "GradMask")):
+        rows += [Row(kind, f"{name}, rate {rate}", penalised(method, masks, rate)) for rate in RATES[method]]
+    return rows
+
+
+def chosen(kind: str) -> list[Row]:
+    """With the rate that was chosen; the headline rows first, with several seeds."""
+    if kind == "imagenet":
+        return [
+            *each(kind, "RobustViT", f"{IMAGENET} --lr RATE", SEEDS_OF[kind], CURVES),
+            Row(kind, "RobustViT, attention", f"{IMAGENET} --lr RATE --relevance attention"),
+            Row(kind, "RobustViT, label", f"{IMAGENET} --lr RATE --answer label"),
+        ]
+    masks, seeds = HEADLINE[kind], SEEDS_OF[kind] if kind == "birds" else (0,)
+    rows = each(kind, "RobustViT", robustvit(masks), SEEDS_OF[kind], CURVES)
+    rows += each(kind, "RRR", penalised("rrr", masks), seeds)
+    rows += each(kind, "GradMask", penalised("gradmask", masks), seeds)
+    rows += each(kind, "MaskTune", "masktune --from @ERM", seeds)
+    if kind == "si":
+        return rows
+    counts = BIRDS_COUNTS if kind == "birds" else CUB_COUNTS
+    for count in (count for count in counts if count != masks):
+        rows += each(kind, f"RobustViT, {count.words}", robustvit(count), seeds)
+    rows.append(Row(kind, "RobustViT, TokenCut", robustvit(masks, "--masks tokencut:SELF")))
+    rows += [Row(kind, f"RobustViT, {how}", robustvit(masks, ABLATIONS[how])) for how in ABLATED[kind]]
+    if kind == "birds":
+        rows += each(kind, "RobustViT, S", robustvit(masks, start="ERM, S"), (0,), CURVES)
+    return rows
+
+
+def each(kind: str, name: str, line: str, seeds: Iterable[int], tests: tuple[str, ...] = MASKS) -> list[Row]:
+    return [Row(kind, name, line, seed, tests) for seed in seeds]

@@ -1,0 +1,188 @@
+"""Sheets of small pictures with words beneath them, heat maps, and the page that holds them all in one file."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from ..metrics import Estimate
+from .maps import to_pictures
+
+GAP = 8
+RIGHT, WRONG, PLAIN = (20, 120, 50), (190, 30, 30), (60, 60, 60)
+# From dark blue over green to yellow, each step as visible as the others.
+HEAT = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+Colour = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Note:
+    """What stands beneath a picture."""
+
+    text: str
+    colour: Colour = PLAIN
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of pictures [n, 3, h, w] beneath its caption."""
+
+    caption: str
+    pictures: Tensor
+    notes: Sequence[Note] = ()
+    legend: Sequence[tuple[str, Colour]] = ()  # beside the caption
+
+
+def sheet_of(lines: Sequence[Line]) -> Image.Image:
+    """The lines beneath each other; pictures in equal columns, as wide as the widest."""
+    font, small = ImageFont.load_default(size=15), ImageFont.load_default(size=12)
+    wide = max(line.pictures.shape[3] for line in lines) + GAP
+    heads = [24 * bool(line.caption) + 18 * bool(line.legend) for line in lines]
+    feet = [18 * bool(line.notes) for line in lines]
+    heights = [head + line.pictures.shape[2] + foot + GAP for head, foot, line in zip(heads, feet, lines, strict=True)]
+    captions = [font.getlength(line.caption) for line in lines]
+    legends = [sum(small.getlength(word) + 28 for word, _ in line.legend) for line in lines]
+    width = max(*(wide * len(line.pictures) for line in lines), *map(int, captions + legends)) + 2 * GAP
+    page = Image.new("RGB", (width, sum(heights) + GAP), "white")
+    draw, top = ImageDraw.Draw(page), GAP
+    for line, head, height in zip(lines, heads, heights, strict=True):
+        draw.text((GAP, top), line.caption, fill="black", font=font)
+        _legend(draw, (GAP, top + 22 * bool(line.caption)), line.legend, small)
+        for column, picture in enumerate(to_pictures(line.pictures)):
+            page.paste(picture, (GAP + column * wide, top + head))
+        for column, note in enumerate(line.notes):
+            words = shortened(note.text, wide - GAP, small)
+            draw.text((GAP + column * wide, top + head + line.pictures.shape[2] + 1), words, note.colour, small)
+        top += height
+    return page
+
+
+def _legend(draw: ImageDraw.ImageDraw, at: tuple[int, int], legend: Sequence[tuple[str, Colour]], font: Any) -> None:
+    x, y = at
+    for word, colour in legend:
+        draw.rectangle((x, y, x + 12, y + 12), fill=colour, outline=(90, 90, 90))
+        draw.text((x + 16, y - 1), word, PLAIN, font)
+        x += int(font.getlength(word)) + 28
+
+
+def shortened(text: str, room: float, font: Any) -> str:
+    """Its end, where that is what tells names apart; all of it, where there is room."""
+    if font.getlength(text) <= room:
+        return text
+    while text and font.getlength("…" + text) > room:
+        text = text[1:]
+    return "…" + text
+
+
+# ---- heat maps -------------------------------------------------------------------------------------------------------
+
+
+def heat(shares: Tensor, side: int) -> Tensor:
+    """[3, side', side]: a map [H, W] in colours, its highest place in the brightest; the cells stay visible."""
+    level = (shares / shares.max().clamp(min=1e-12)).clamp(0, 1)[None, None]
+    at = F.interpolate(level, (round(side * shares.shape[0] / shares.shape[1]), side), mode="nearest-exact")[0, 0]
+    colours = torch.tensor(HEAT, dtype=torch.float32) / 255
+    place = at * (len(HEAT) - 1)
+    low = place.floor().long().clamp(max=len(HEAT) - 2)
+    mixed = torch.lerp(colours[low], colours[low + 1], (place - low)[..., None])
+    return mixed.movedim(-1, 0)
+
+
+def centre_of(shares: Tensor) -> tuple[float, float] | None:
+    """x and y of a map's centre of mass, in shares of the picture; None of an empty one."""
+    total = float(shares.sum())
+    if total == 0:
+        return None
+    y, x = ((torch.arange(n) + 0.5) / n for n in shares.shape)
+    return float((shares.sum(dim=0) @ x) / total), float((shares.sum(dim=1) @ y) / total)
+
+
+def crossed(picture: Tensor, centre: tuple[float, float] | None, colour: Sequence[float], reach: int = 5) -> Tensor:
+    """With a cross at a place."""
+    if centre is None:
+        return picture
+    made, (h, w) = picture.clone(), picture.shape[1:]
+    x, y = min(int(centre[0] * w), w - 1), min(int(centre[1] * h), h - 1)
+    paint = torch.tensor(colour).view(3, 1, 1)
+    made[:, max(0, y - 1) : y + 1, max(0, x - reach) : x + reach] = paint
+    made[:, max(0, y - reach) : y + reach, max(0, x - 1) : x + 1] = paint
+    return made
+
+
+# ---- a page ----------------------------------------------------------------------------------------------------------
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; color: #222 }
+img { max-width: 100%; height: auto; border: 1px solid #ddd }
+table { border-collapse: collapse; margin: 1rem 0 } caption { text-align: left; caption-side: bottom; color: #555 }
+td, th { padding: .2rem .8rem .2rem 0; text-align: right; white-space: nowrap; border-bottom: 1px solid #eee }
+td:first-child, th:first-child { text-align: left } .scroll { overflow-x: auto } p { max-width: 50rem }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    about: str
+    pictures: Mapping[str, Image.Image]  # by what they show
+    table: str = ""  # HTML
+
+
+def page(title: str, sections: Iterable[Section]) -> str:
+    """A page that needs no other file."""
+    return (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>\n<h1>{escape(title)}</h1>\n'
+        + "\n".join(map(_section, sections))
+        + "\n</html>\n"
+    )
+
+
+def _section(one: Section) -> str:
+    figures = [
+        f'<p>{escape(words)}</p><img alt="{escape(words)}" src="{as_uri(picture)}" loading="lazy">'
+        for words, picture in one.pictures.items()
+    ]
+    return "\n".join([f"<h2>{escape(one.title)}</h2>", f"<p>{escape(one.about)}</p>", one.table, *figures])
+
+
+def as_uri(picture: Image.Image) -> str:
+    content = io.BytesIO()
+    picture.save(content, "JPEG", quality=88, subsampling=0, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def table_of_trials(measured: Mapping[str, Any], what: str, most: int) -> str:
+    """Every part left out, and every quantile, in HTML: what `search.table` says, on a page."""
+    trials = measured["trials"]
+    kind = "groups" if trials and trials[0]["groups"] else "classes"
+    cells = list(trials[0][kind]) if trials else []
+    few = len(cells) <= most
+    header = ["", what, "gain", *(cells if few else ["most gained", "most lost"])]
+    rows = []
+    for trial in trials:
+        by = {name: Estimate(**one) for name, one in trial[kind].items()}
+        order = sorted(by, key=lambda name: by[name].value, reverse=True)
+        ends = [f"{name} {points(by[name])}" for name in (order[0], order[-1])]
+        cells = map(points, by.values()) if few else ends
+        rows.append([trial["step"], f"{100 * trial['score']:.1f} %", points(Estimate(**trial["gain"])), *cells])
+    caption = (
+        f"Differences in points, with 95 % intervals, to {100 * measured['before']:.1f} % of the {what} as trained; "
+        f"{measured['split']} data, n {measured['n']:,}."
+    )
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><caption>{escape(caption)}</caption><tr>{head}</tr>{body}</table></div>'
+
+
+def points(gain: Estimate) -> str:
+    return f"{100 * gain.value:+.1f} {gain.interval}"

@@ -1,0 +1,293 @@
+"""The benchmark of interventions and ablations: its rows, what it measures, and its verdicts on made-up outcomes."""
+
+import csv
+import json
+import shlex
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sightline.answers import Answers
+from sightline.config import Ifam
+from sightline.data.rows import read_rows
+from sightline.data.toyset import write_toy
+from sightline.errors import UserError
+from sightline.interventions import Intervention
+from sightline.train import train
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import interventions
+import interventions_claims as claims
+from claim_figures import Missing
+from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, conclude
+from interventions import Interventions, command_of, folder, lacks, wanted
+from interventions_claims import Contrast, Costs, Faster, SilentOnNoise, TookTheObject, claims_about, less, rows_named
+from interventions_evidence import Evidence, Term, contrast, outcomes_in, pack_all, table_of
+from interventions_measure import (
+    FOUND,
+    SIGHT,
+    SIGHTS,
+    TEST,
+    How,
+    as_csv,
+    is_measured,
+    keypoints_of,
+    measure,
+    on_noise,
+    remembered,
+)
+from interventions_rows import ABLATED, ABLATIONS, ALONE, BUILDS, FIRST, MORE_SEEDS, SETS, Row, rows_of
+from waterbirds_rows import folder_of
+
+EVERY = [row for kind in SETS for row in rows_of(kind)]
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_every_row_is_a_command_that_is_understood_and_has_a_folder_of_its_own(kind, tmp_path):
+    data = dict.fromkeys(SETS, tmp_path)
+    config = Interventions(backbone="random:nano", runs=tmp_path / "runs", **data)
+    folders = set()
+    for row in rows_of(kind):
+        command = command_of(config, row)
+        assert (command.seed, command.resume, command.folder) == (row.seed, True, folder(config, row))
+        assert command.precision == ("fp32" if "timed, fp32" in row.name else "bf16")
+        folders.add(command.folder)
+    assert len(folders) == len(rows_of(kind))
+
+
+def test_the_ablations_are_those_of_the_papers_table(tmp_path):
+    config = Interventions(cub=tmp_path, backbone="random:nano")
+    told = {row.name: command_of(config, row) for row in rows_of("cub")}
+    full = told["iFAM K=4"]
+    assert (full.part_dropout, full.sight, full.shaping.entropy, full.classify_parts) == (0.3, "patches", 1, 1)
+    assert told["iFAM K=4, soft masks"].soft
+    shaping = told["iFAM K=4, no shaping"].shaping
+    assert {value for value in vars(shaping).values() if isinstance(value, float | int)} == {0}
+    assert told["iFAM K=4, no stage-1 classification"].classify_parts == 0
+    assert told["iFAM K=4, frozen stage 2"].freeze_predictor
+    assert {told[f"iFAM K=4, part dropout {share}"].part_dropout for share in ("0", "0.1", "0.5")} == {0, 0.1, 0.5}
+    assert {f"iFAM K=4, {how}" for how in ABLATED} == {row.name for row in rows_of("birds") if row.turn == ABLATIONS}
+
+
+def test_first_seeds_come_first_then_more_seeds_then_ablations_then_what_is_timed():
+    turns = [row.turn for row in wanted(Interventions())]
+    assert turns == sorted(turns)
+    assert set(turns) == {FIRST, MORE_SEEDS, ABLATIONS, ALONE}
+    assert all(row.seed == 0 for row in EVERY if row.turn != MORE_SEEDS)
+    some = wanted(Interventions(only=("object",), rows=("iFAM*",), turns=("first",)))
+    assert {row.name for row in some} == {f"iFAM K={k}" for k in (1, 4, 8, 16)} | {"iFAM K=8, pixels"}
+    with pytest.raises(UserError, match="'astrology'"):
+        wanted(Interventions(turns=("astrology",)))
+
+
+def test_a_row_is_estimated_from_its_pictures_and_epochs():
+    assert Row("birds", "a", "ifam --parts 4 --sight patches").seconds == 40
+    assert Row("birds", "a", "ifam").seconds == 75
+    assert Row("birds", "a", "ifam --epochs 60").seconds == 150
+    assert all(row.seconds >= 5 for row in EVERY)
+
+
+# ---- claims ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_claim_from_f8_to_f23_has_deciding_tests_on_rows_that_are_run():
+    known = {(row.set, row.name) for row in EVERY}
+    every = claims_about()
+    assert [claim.id for claim in every] == [*(f"F{n}" for n in range(8, 24)), "I1", "I2"]
+    for claim in every:
+        assert any(test.decides for test in claim.tests), claim.id
+        assert rows_named(claim) <= known, claim.id
+        command = shlex.split(claims.command_for(claim))
+        assert set(command[command.index("--rows") + 1 :]) == {row for _, row in rows_named(claim)}
+
+
+def test_without_runs_every_claim_is_not_run(tmp_path):
+    assert {conclude(claim, Evidence(tmp_path))[0] for claim in claims_about()} == {NOT_RUN}
+
+
+EACH = 400
+
+
+def add(runs: Path, kind: str, row: str, seed: int = 0, **mistakes: tuple[int, int]) -> Path:
+    """A run with so many mistakes among 400 pictures of each of two attributes, by intervention."""
+    path = folder_of(runs / kind, row, seed)
+    path.mkdir(parents=True)
+    facts = {"speed": {"images_per_second": 100.0}, "benchmark": {"cost": {"gflops": 2.0}}}
+    (path / "run.json").write_text(json.dumps(facts))
+    (path / "metrics.json").write_text("{}")
+    attributes = {"mixed": ("same", "rand")}.get(kind, ("original", "swapped"))
+    images = [f"i/{a}/{i}.jpg" for a in attributes for i in range(EACH)]
+    groups = [f"tern/{a}" for a in attributes for _ in range(EACH)]
+    right = {how: [int(i >= wrong) for wrong in some for i in range(EACH)] for how, some in mistakes.items()}
+    (path / TEST).parent.mkdir()
+    (path / TEST).write_text(as_csv({"image": images, "group": groups} | right))
+    return path
+
+
+def test_an_intervention_is_held_against_the_same_run_on_the_same_pictures(tmp_path):
+    for seed in range(2):
+        add(tmp_path, "cub", "iFAM K=4", seed, plain=(40, 120 + seed), better=(40, 80), alike=(40, 120 + seed))
+    evidence = Evidence(tmp_path)
+
+    def found(how: str, part: str, measure: str = "accuracy"):
+        test = Contrast("cub", less("iFAM K=4", "iFAM K=4", part, (how, "plain")), measure)
+        return test.find(evidence)
+
+    gain = found("better", "swapped")
+    assert (gain.verdict, gain.seeds) == (HOLDS, {"iFAM K=4": 2})
+    assert gain.difference.value == pytest.approx((40 + 41) / 2 / EACH)
+    assert found("better", "original").verdict == UNDECIDED
+    assert found("better", "all", "worst group").verdict == HOLDS
+    assert found("alike", "all", "worst group").verdict == UNDECIDED
+    with pytest.raises(Missing, match="not measured under 'worse'"):
+        found("worse", "all")
+
+
+def test_gaps_are_counted_bird_by_bird(tmp_path):
+    add(tmp_path, "mixed", "ERM", plain=(20, 100))
+    add(tmp_path, "mixed", "iFAM K=4", plain=(20, 40))
+    figures, difference = contrast(Evidence(tmp_path), "mixed", less("ERM", "iFAM K=4"), "gap")
+    assert [one.value for one in figures.values()] == pytest.approx([80 / EACH, 20 / EACH])
+    assert difference.value == pytest.approx(60 / EACH)
+    assert 0 < difference.low < difference.value < difference.high
+    assert Contrast("mixed", less("iFAM K=4", "ERM"), "gap").find(Evidence(tmp_path)).verdict == FAILS
+
+
+def test_which_helps_more_is_a_difference_of_differences(tmp_path):
+    add(tmp_path, "object", "ours", plain=(20, 200), parts=(20, 80))
+    add(tmp_path, "object", "theirs", plain=(20, 200), parts=(20, 190))
+    terms = (*less("ours", "ours", hows=("parts", "plain")), *less("theirs", "theirs", hows=("plain", "parts")))
+    _, difference = contrast(Evidence(tmp_path), "object", terms, "worst group")
+    assert difference.value == pytest.approx(110 / EACH)
+    assert difference.low > 0
+
+
+def search_said(drop: list[int], part: int, noise: int | None = None) -> str:
+    found = {"searches": {"parts": {"drop": drop, "sentence": "So."}}}
+    found["object"] = {"part": part, "share_of_the_object": [0.1, 0.8]}
+    return json.dumps(found | ({} if noise is None else {"noise": {"searches": 40, "found_something": noise}}))
+
+
+@pytest.mark.parametrize(
+    ("dropped", "expected"), [([[1], [1]], HOLDS), ([[1], []], UNDECIDED), ([[1], [0]], FAILS), ([[], []], UNDECIDED)]
+)
+def test_the_part_left_out_must_be_the_one_of_the_tag(dropped, expected, tmp_path):
+    for seed, drop in enumerate(dropped):
+        path = add(tmp_path, "object", "a", seed, plain=(1, 1))
+        (path / FOUND).write_text(search_said(drop, 1))
+    assert TookTheObject("a").find(Evidence(tmp_path)).verdict == expected
+
+
+@pytest.mark.parametrize(("gains", "expected"), [(0, HOLDS), (2, HOLDS), (4, UNDECIDED), (20, FAILS)])
+def test_a_search_that_finds_gains_in_noise_is_caught(gains, expected, tmp_path):
+    (add(tmp_path, "object", "a", plain=(1, 1)) / FOUND).write_text(search_said([], 0, gains))
+    assert SilentOnNoise("a").find(Evidence(tmp_path)).verdict == expected
+
+
+def test_costs_and_speeds_are_ratios(tmp_path):
+    for row in ("a", "b"):
+        add(tmp_path, "birds", row, plain=(1, 1))
+    assert Costs("birds", "a", "b").find(Evidence(tmp_path)).verdict == HOLDS
+    assert Costs("birds", "a", "b", most=0.9).find(Evidence(tmp_path)).verdict == FAILS
+    assert Faster("a", "b").find(Evidence(tmp_path)).note == "1.00 times as fast"
+
+
+def test_runs_without_parts_are_read_from_their_answers_and_packed_without_probabilities(tmp_path):
+    path = add(tmp_path / "runs", "cub", "ERM", plain=(3, 5))
+    before = outcomes_in(path).right["plain"]
+    (path / TEST).unlink()
+    outcomes_in.cache_clear()
+    (path / "predictions").mkdir()
+    with (path / "predictions" / "test.csv").open("w", newline="") as file:
+        lines = [(image, "a", "tern/x", "a" if right else "b", 0.5) for image, right in before.items()]
+        csv.writer(file).writerows([("image", "label", "group", "predicted", "p_a"), *lines])
+    assert outcomes_in(path).right == {"plain": before}
+    (packed,) = pack_all(tmp_path / "runs", tmp_path / "parcels")
+    assert packed["packed"] == "cub.tgz"
+    with tarfile.open(tmp_path / "parcels" / "cub.tgz") as file:
+        file.extractall(tmp_path / "there" / "cub", filter="data")
+    assert outcomes_in(tmp_path / "there" / "cub" / path.name).right == {"plain": before}
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_measured_under_every_intervention_once(tmp_path):
+    data = write_toy(tmp_path / "toy", train=24, val=12, test=16, size=32)
+    told = {"size": 32, "epochs": 1, "batch": 12, "workers": 0, "device": "cpu", "sight": "patches", "parts": 2}
+    path = folder_of(tmp_path / "runs" / "birds", "iFAM K=4", 0)
+    train(Ifam(data, out=path, backbone="random:nano", **told))
+    config, row = Interventions(runs=tmp_path / "runs"), Row("birds", "iFAM K=4", "ifam", interventions=True)
+    assert lacks(config, row) == ["interventions"]
+    how = How("birds", noise=1, batch=16, workers=0, device="cpu")
+    measure(path, how)
+    assert is_measured(path)
+    assert lacks(config, row) == []
+    found = json.loads((path / FOUND).read_text())
+    assert set(found["searches"]) == {"parts", "quantile", "both"}
+    assert found["searches"]["quantile"]["drop"] == []
+    assert found["object"] is None
+    assert found["noise"]["searches"] == 1
+    known = outcomes_in(path)
+    assert list(known.right) == ["plain", "q0.99", "q0.97", "parts", "quantile", "both", "parts, q0.99"]
+    answers = Answers.load_csv(path / "predictions" / "test.csv", split="test")
+    assert list(known.right["plain"].values()) == answers.correct.astype(float).tolist()
+    figures = json.loads((path / SIGHT).read_text())["all"]
+    assert list(figures) == ["plain", "q0.99", "q0.97"]
+    assert figures["q0.97"]["coverage"]["value"] <= figures["plain"]["coverage"]["value"]
+    table = table_of(Evidence(tmp_path / "runs"), "birds", "iFAM K=4")
+    assert {"all", "worst group", "pixel_iou", "coverage"} <= set(table["figures"]["q0.99"])
+    times = [(path / name).stat().st_mtime_ns for name in (FOUND, TEST, SIGHT, SIGHTS)]
+    measure(path, how)
+    assert times == [(path / name).stat().st_mtime_ns for name in (FOUND, TEST, SIGHT, SIGHTS)]
+
+
+def answers_of(right: np.ndarray) -> Answers:
+    labels, groups = np.arange(len(right)) % 2, np.arange(len(right)) % 4
+    logits = 4.0 * np.eye(2)[np.where(right, labels, 1 - labels)]
+    names = ("a/x", "b/x", "a/y", "b/y")
+    return Answers.from_logits([f"{i}.png" for i in range(len(right))], labels, logits, ("a", "b"), groups, names)
+
+
+def test_the_same_intervention_is_asked_about_once_and_shuffled_labels_show_no_gain():
+    asked = []
+
+    def looked(some):
+        asked.extend((one.drop, one.quantile) for one in some)
+        # Without part 1 all is right, which shuffling must make worthless.
+        return [answers_of(np.full(200, 1 in one.drop) | (np.arange(200) % 3 > 0)) for one in some]
+
+    answers = remembered(looked)
+    answers([Intervention(), Intervention(drop=(1,))])
+    noise = on_noise(answers, 3, {0.99: (1.0, 1.0, 1.0)}, 3)
+    assert noise == {"searches": 3, "found_something": 0}
+    assert len(asked) == len(set(asked)) == 5
+
+
+def test_key_points_of_birds_are_joined_by_number(tmp_path):
+    (tmp_path / "cub224").mkdir()
+    header = "id,path,split,x,y,w,h"
+    (tmp_path / "cub224" / "cub.csv").write_text(f"{header}\n7,images/001.Tern/a.webp,train,1,1,5,5\n")
+    points = ["id,part_id,part_name,x,y,visible", "7,1,back,3,4,1", "7,2,beak,0,0,0"]
+    (tmp_path / "cub224" / "parts.csv").write_text("\n".join(points) + "\n")
+    lines = ["image,label,split,bird", "original/a.jpg,001.Tern,train,7", "swapped/a.jpg,001.Tern,test,7"]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    found = keypoints_of(read_rows(tmp_path / "rows.csv"), tmp_path)
+    assert found["keypoint_names"] == ("back", "beak")
+    assert found["keypoints"].tolist() == [[[3, 4, 1], [0, 0, 0]]] * 2
+
+
+def test_what_is_timed_has_the_gpu_for_itself(tmp_path, monkeypatch):
+    lanes = []
+    monkeypatch.setattr(interventions, "work_off", lambda config, queue, _: lanes.append(queue))
+    rows = [row for row in rows_of("birds") if row.turn in (FIRST, ALONE)]
+    interventions.do_all(Interventions(birds=tmp_path, runs=tmp_path, parallel=3), rows, None)
+    assert [queue.qsize() for queue in lanes] == [6, 6, 6, 4]
+    assert set(BUILDS) == set(SETS)
+    assert Term(1, "a", "q0.99").words == "a (q0.99)"

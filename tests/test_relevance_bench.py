@@ -1,0 +1,224 @@
+"""The relevance benchmark on a handful of toy pictures: rows are run, gone on with, put together and judged."""
+
+import csv
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sightline.data.rows import read_rows
+from sightline.data.toyset import write_toy
+from sightline.errors import UserError
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import relevance
+import relevance_claims
+from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, conclude
+from relevance_claims import CLAIMS, AsMuch, BeyondChance, Reaches, Versus
+from relevance_evidence import Evidence
+from relevance_results import collect, draw_all, pack_all
+from relevance_rows import HEADLINE, Masks, Row, beginnings, chosen, rates
+from waterbirds_rows import folder_of
+
+ROWS = ("ERM", "RobustViT, rate 5e-5", "RobustViT, rate 2e-4", "RobustViT", "MaskTune")
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> Path:
+    return write_toy(tmp_path_factory.mktemp("data") / "toy", train=16, val=12, test=16)
+
+
+@pytest.fixture(scope="module")
+def asked(toy, tmp_path_factory) -> relevance.RelevanceBenchmark:
+    return relevance.RelevanceBenchmark(
+        birds=toy, backbone="sightline-nano", runs=tmp_path_factory.mktemp("relevance") / "runs", rows=ROWS, seeds=(0,),
+        val=8, limit=6, epochs=1, parallel=1, workers=0, device="cpu", precision="fp32",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(asked) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relevance, "one_process", lambda: ThreadPoolExecutor(1))
+        relevance.run(asked)
+    return asked.runs
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", relevance.SETS)
+def test_every_row_is_something_a_user_could_type_and_has_a_folder_of_its_own(kind, tmp_path):
+    config = relevance.RelevanceBenchmark(backbone="ti.safetensors", self_supervised="s.safetensors")
+    setting = relevance.Setting(Path("rows.csv"), Path("few.csv"), tmp_path, Path("cache"), config)
+    rows = [*beginnings(kind), *rates(kind), *chosen(kind)]
+    for row in rows:
+        command = relevance.command_of(setting, replace(row, line=row.line.replace("RATE", "1e-5")))
+        assert command.method == row.line.split()[0]
+        assert command.data == (setting.data if command.method == "erm" else setting.few)
+        assert not {"TI", "SELF"} & set(str(vars(command)).replace("'", " ").split())
+        if row.name.endswith(", S") and command.method == "robustvit":
+            assert command.start == str(folder_of(tmp_path, "ERM, S", row.seed))
+    assert len({setting.folder(row) for row in rows}) == len(rows)
+
+
+def test_what_is_claimed_is_run():
+    known = {(kind, row.name) for kind in relevance.SETS for row in (*beginnings(kind), *chosen(kind))}
+    for claim in CLAIMS:
+        for test in claim.tests:
+            for row in (getattr(test, name, None) for name in ("ours", "theirs", "row")):
+                if row is not None and not is_of_birds_alone(test):
+                    assert (test.kind, row) in known, (claim.id, test.words)
+
+
+def is_of_birds_alone(test) -> bool:
+    """Ablations that are too dear for both sets are run on one, and are never what decides on the other."""
+    return test.kind == "cub" and not test.decides
+
+
+def test_as_many_pictures_are_seen_however_few_masks_there_are():
+    assert Masks(3, 2).epochs == 150  # at most
+    assert Masks(300, 2).epochs == 9
+    assert HEADLINE["cub"].words == "3 masks of 100 classes"
+    assert HEADLINE["cub"].flags == "--per-class 3 --classes 100"
+
+
+def test_a_row_that_needs_another_backbone_says_so(asked, tmp_path):
+    setting = relevance.Setting(Path("rows.csv"), Path("few.csv"), tmp_path, Path("cache"), asked)
+    with pytest.raises(UserError, match="RobustViT, TokenCut: needs --self-supervised"):
+        relevance.command_of(setting, Row("birds", "RobustViT, TokenCut", "robustvit --masks tokencut:SELF"))
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def test_few_pictures_validate_and_all_others_keep_their_names(asked, done):
+    home = relevance.settings_of(asked)["birds"]
+    every, few = read_rows(home.data), read_rows(home.few)
+    assert [len(few.where(split)) for split in ("train", "val", "test")] == [16, 8, 16]
+    assert np.bincount(few.labels[few.where("val")]).tolist() == [4, 4]
+    assert [few.images[i] for i in few.where("test")] == [every.images[i] for i in every.where("test")]
+
+
+def test_half_of_the_classes_teach_and_the_other_half_are_tested(tmp_path):
+    with (tmp_path / "samples.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["path", "wnid"], *([f"{i}.webp", f"n{i:08}"] for i in range(40))])
+    lines = relevance.imagenet_lines(tmp_path, tmp_path / "home")
+    assert [sum(line["split"] == split for line in lines) for split in ("train", "val", "test")] == [10, 10, 20]
+    assert lines[3]["image"] == "../3.webp"
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_run_and_measured_and_the_rate_is_the_one_that_validation_chose(done, asked):
+    folders = {path.parents[1].name for path in (done / "birds").glob("*/stress/test.csv")}
+    assert folders == {folder_of(done, name, 0).name for name in ROWS}
+    facts = json.loads((folder_of(done / "birds", "RobustViT", 0) / "run.json").read_text())
+    rate = facts["benchmark"]["rate"]
+    assert facts["config"]["lr"] == float(rate["rate"])
+    assert set(rate["tried"]) == {"5e-5", "2e-4"}
+    assert "2 points" in rate["rule"]
+
+
+def test_what_is_finished_is_not_done_again(done, asked, capsys, monkeypatch):
+    monkeypatch.setattr(relevance, "one_process", lambda: pytest.fail("there is nothing left to do"))
+    relevance.run(asked)
+
+
+def test_results_are_put_together_drawn_and_packed(done, tmp_path):
+    found = collect(done)["birds"]
+    rows = {row["row"]: row for row in found["rows"]}
+    assert set(rows) == set(ROWS)
+    assert {"accuracy", "worst group", "mass gae", "positive gae", "10 neighbours"} <= set(rows["RobustViT"])
+    gains = {line["row"]: line for line in found["paired"]}
+    difference = rows["RobustViT"]["accuracy"]["value"] - rows["ERM"]["accuracy"]["value"]
+    assert gains["RobustViT"]["accuracy, all"]["value"] == pytest.approx(difference)
+    draw_all(done, "cpu")
+    assert (done / "birds" / "classes.png").exists()
+    assert next(pack_all(done, tmp_path))["packed"] == "birds/runs-1.tgz"
+
+
+def test_claims_without_runs_are_not_run(done, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "argv", ["relevance_claims.py", str(done), "--out", str(tmp_path / "claims.json")])
+    relevance_claims.main()
+    said = {one["id"]: one["verdict"] for one in json.loads((tmp_path / "claims.json").read_text())["claims"]}
+    assert list(said) == [f"R{number}" for number in range(1, 13)]
+    assert said["R10"] == said["R6"] == NOT_RUN
+
+
+# ---- verdicts, on answers that are made up ---------------------------------------------------------------------------
+
+SPECIES, EACH = ("a", "b", "c", "d"), 60
+
+
+def add(runs: Path, kind: str, row: str, mistakes: dict[str, int], column: dict[str, float] | None = None) -> None:
+    """Of 60 swapped pictures of each of four classes so many are wrong; and a column of what was measured."""
+    folder = folder_of(runs / kind, row, 0)
+    (folder / "predictions").mkdir(parents=True)
+    (folder / "stress").mkdir()
+    facts = {"data": {"group_names": []}, "learnt_from": {"classes": ["a", "b"]}}
+    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "metrics.json").write_text("{}")
+    images = [(f"{label}{i}.png", label, i) for label in SPECIES for i in range(EACH)]
+    lines = [[image, label, "x" if i < mistakes[label] else label, f"{label}/swapped"] for image, label, i in images]
+    tables = {"predictions": [["image", "label", "predicted", "group"], *lines]}
+    tables["stress"] = [["image", *(column or {})], *([image, *(column or {}).values()] for image, _, _ in images)]
+    for name, table in tables.items():
+        with (folder / name / "test.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(table)
+
+
+def same(count: int) -> dict[str, int]:
+    return dict.fromkeys(SPECIES, count)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "expected"), [(5, 25, HOLDS), (25, 5, FAILS), (10, 10, UNDECIDED)])
+def test_a_row_beats_another_under_shift(tmp_path, ours, theirs, expected):
+    add(tmp_path, "cub", "RobustViT", same(ours))
+    add(tmp_path, "cub", "ERM", same(theirs))
+    found = Versus("cub", "RobustViT", "ERM", part="shifted").find(Evidence(tmp_path))
+    assert found.verdict == expected
+    assert found.difference.value == pytest.approx((theirs - ours) / EACH)
+
+
+def test_classes_that_were_not_learnt_from_gain_as_much_or_do_not(tmp_path):
+    add(tmp_path / "yes", "cub", "RobustViT", same(2))
+    add(tmp_path / "no", "cub", "RobustViT", {"a": 2, "b": 2, "c": 30, "d": 30})
+    for place in ("yes", "no"):
+        add(tmp_path / place, "cub", "ERM", same(30))
+    test = AsMuch("cub", "RobustViT", "ERM", "shifted", margin=-0.2)
+    assert test.find(Evidence(tmp_path / "yes")).verdict == HOLDS
+    found = test.find(Evidence(tmp_path / "no"))
+    assert found.verdict == FAILS
+    assert found.figures["gain, not learnt"].value == 0
+
+
+def test_a_map_that_turns_worse_than_before_or_than_chance_is_not_faithful(tmp_path):
+    good = {"positive gae": 0.2, "negative gae": 0.8, "positive random": 0.5, "negative random": 0.5}
+    add(tmp_path, "cub", "ERM", same(5), good)
+    add(tmp_path, "cub", "RobustViT", same(5), good | {"positive gae": 0.6})
+    evidence = Evidence(tmp_path)
+    positive = Versus("cub", "RobustViT", "ERM", "positive gae", margin=-0.02, lower_is_better=True)
+    assert positive.find(evidence).verdict == FAILS
+    assert Versus("cub", "RobustViT", "ERM", "negative gae", margin=-0.02).find(evidence).verdict == HOLDS
+    verdicts = {way: BeyondChance("cub", "RobustViT", way).find(evidence).verdict for way in ("positive", "negative")}
+    assert verdicts == {"positive": FAILS, "negative": HOLDS}
+
+
+def test_any_label_is_reached_or_not(tmp_path):
+    add(tmp_path, "imagenet", "before", same(5))
+    path = folder_of(tmp_path / "imagenet", "before", 0) / "stress" / "test.json"
+    ends = {"value": 0.97, "low": 0.93, "high": 0.99, "n": 32, "how": ""}
+    said = {"reached": ends, "size": None, "own_size": None, "confidence": 0.9, "labels": 3, "n": 32}
+    path.write_text(json.dumps({"subsets": said}))
+    evidence = Evidence(tmp_path)
+    assert Reaches("imagenet", "before", 0.9).find(evidence).verdict == HOLDS
+    assert Reaches("imagenet", "before", 0.95).find(evidence).verdict == UNDECIDED
+    (claim,) = (claim for claim in CLAIMS if claim.id == "R10")
+    assert conclude(claim, evidence)[0] == HOLDS
