@@ -27,7 +27,19 @@ from sightline.runs import read_run
 from .commands import QUICK, SMALL, typed
 from .training import table
 
-SECTIONS = ("groups", "proof", "looks", "without", "removal", "backgrounds", "shape", "mistakes", "masks", "run")
+SECTIONS = (
+    "groups",
+    "proof",
+    "looks",
+    "without",
+    "removal",
+    "backgrounds",
+    "shape",
+    "mistakes",
+    "masks",
+    "maps",
+    "run",
+)
 METHODS = {
     "ifam": ("ifam", "--parts", 3, "--epochs", 1, "--sight", "patches", "--balance", "none", "--average", "None"),
     "pdiscoformer": ("pdiscoformer", "--parts", 2, "--epochs", 1),
@@ -94,6 +106,18 @@ def test_every_method_has_every_section_in_order_and_what_is_missing_is_named(pa
         assert len(text.split()) > 10, section
     assert ("no parts" in page.sections["without"]) == (name not in ("ifam", "pdiscoformer"))
     assert "--quick" in page.sections["shape"] or "whole picture" in page.sections["shape"]
+
+
+def test_tests_of_its_maps_are_shown_once_they_are_made(pages, trained, tmp_path):
+    assert "sightline stress" in pages["probe"].sections["maps"]
+    asked = ("--tests", "curves", "--maps", "attention", "--no-pictures")
+    assert typed("stress", trained / "probe", *asked, *QUICK)[0] == 0
+    found = json.loads((trained / "probe" / "stress" / "test.json").read_text())
+    assert typed("audit", trained / "probe", *QUICK, "--quick", "--out", tmp_path / "audit.html")[0] == 0
+    page = Page((tmp_path / "audit.html").read_text())
+    assert found["sentences"][0] in page.sections["maps"]
+    mean = next(curve["mean"] for curve in found["curves"] if curve["map"] == "attention")
+    assert Estimate(**mean).figure in page.sections["maps"]
 
 
 @pytest.mark.parametrize("name", METHODS)

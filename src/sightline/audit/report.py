@@ -34,6 +34,7 @@ from .case import Case, counting, open_case
 from .facts import counts, facts
 from .gallery import Shown, css_colour, examples_of_swaps, galleries, jpeg_uri
 from .proof import prove
+from .stressed import Stressed
 from .survey import LeftOut, Presence, Survey, left_out, presence, survey
 from .swaps import MOST, THOUSAND, Swaps, swaps
 
@@ -86,6 +87,7 @@ def audit(command: Audit) -> tuple[Path, str]:
         "swaps": section(lambda: swapped(case)),
         "shape": section(lambda: shape_of_sight(case, found)),
         "localization": section(lambda: localization(case)),
+        "stressed": section(lambda: stressed(case)),
     }
     write(path, render(context))
     return path, context["headline"]
@@ -305,6 +307,16 @@ def known_localization(case: Case) -> Localization | None:
         return None
     said = figures_before(path, case.asked).get("splits", {}).get(case.command.split)
     return None if said is None else Localization.from_dict(said)
+
+
+def stressed(case: Case) -> Stressed:
+    """What `sightline stress` found of these weights."""
+    run, said = case.model.run, case.command
+    changed = run.facts.get("intervention", {}).get("folder", "")
+    path = run.folder / changed / "stress" / f"{said.split}.json"
+    if not case.asked.own or not path.exists() or path.stat().st_mtime < run.best.stat().st_mtime:
+        raise UserError(f"tests of its maps take long, and were not made: `sightline stress {run.folder}`")
+    return Stressed.from_dict(figures_before(path, case.asked))
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
