@@ -208,6 +208,9 @@ class Some:
     def __init__(self, images, size=2):
         self.images, self.size, self.indices = images, size, np.arange(len(images))
 
+    def __len__(self):
+        return -(-len(self.images) // self.size)
+
     def epoch(self, _):
         for start in range(0, len(self.images), self.size):
             yield One((255 * self.images[start : start + self.size]).round(), torch.arange(start, start + self.size))

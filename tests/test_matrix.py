@@ -41,7 +41,7 @@ def test_a_word_is_a_kind_and_perhaps_what_it_is_of():
     [
         (["centre:7"], "where", "say centre and no more"),
         (["attention"], "where", "say attention:WHICH"),
-        (["atention:x"], "where", "no 'atention'; choose among attention, parts"),
+        (["atention:x"], "where", "no 'atention'; choose among attention, relevance, parts"),
         ([], "where", "name at least one"),
         (["probe:x"], "what", "no 'probe'; choose among mask-probe"),
     ],

@@ -110,11 +110,20 @@ Command = (
 def main() -> None:
     command = tyro.cli(Command, prog="sightline", description="Image classifiers that can only see what they show you.")
     try:
-        sys.exit(run(command))
+        code = run(command)
+        part_company()
+        sys.exit(code)
     except UserError as error:
         sys.exit(fail(str(error), 2))
     except KeyboardInterrupt:
         sys.exit(fail("stopped; go on with --resume" if isinstance(command, Train) else "stopped", 130))
+
+
+def part_company() -> None:
+    """Where several processes worked together: threads that talk to the others must not outlive this one's work."""
+    together = sys.modules.get("torch.distributed")
+    if together is not None and together.is_available() and together.is_initialized():
+        together.destroy_process_group()
 
 
 def run(command) -> int:
