@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from typing import Annotated
 
@@ -111,7 +112,7 @@ def main() -> None:
     command = tyro.cli(Command, prog="sightline", description="Image classifiers that can only see what they show you.")
     try:
         code = run(command)
-        part_company()
+        atexit.register(part_company)
         sys.exit(code)
     except UserError as error:
         sys.exit(fail(str(error), 2))
