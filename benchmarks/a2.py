@@ -17,13 +17,10 @@ from __future__ import annotations
 
 import csv
 import os
-import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import tyro
@@ -33,8 +30,8 @@ from a2_family import family_rows, matched_backbones, members
 from a2_jobs import Setting, do
 from a2_results import collect, record_all, show_all
 from a2_rows import RULE, Backbone, Look, Row, first_go, second_go
+from lanes import Job, deadline_in, say, side_by_side
 from sightline.errors import UserError
-from waterbirds import is_out_of_memory, one_process, say
 from waterbirds_results import pack
 
 SETS = ("birds", "o2o", "disjoint", "turned", "toy", "family")
@@ -71,7 +68,7 @@ class A2Benchmark:
     device: str = "auto"
     precision: str = "bf16"
     minutes: float | None = None
-    """Begin no row after so long."""
+    """End after so long: call it again to go on."""
     collect: bool = False
     """Run nothing; put together what is finished, also elsewhere."""
     pack: Path | None = None
@@ -155,53 +152,25 @@ def chosen_looks(setting: Setting, backbones: Sequence[Backbone], kind: str) -> 
 
 # ---- doing it --------------------------------------------------------------------------------------------------------
 
-Job = tuple[Setting, Row, dict[str, Any] | None]
-
-
-def work_off(todo: SimpleQueue[tuple[Job, bool]], deadline: float) -> None:
-    """One job after the other, in a process of this lane; a new one after a failure, which may have left memory."""
-    process: Executor | None = None
-    while True:
-        try:
-            job, again = todo.get_nowait()
-        except Empty:
-            break
-        about = {"set": job[1].set, "row": job[1].name, "seed": job[1].seed}
-        if time.time() > deadline:
-            say(about | {"skipped": "no time left"})
-            continue
-        try:
-            process = process or one_process()
-            say(process.submit(do, *job).result())
-        except Exception as error:  # one row must not take the others with it; it is listed as missing
-            if process is not None:
-                process.shutdown()
-            process = None
-            retried = again and is_out_of_memory(error)
-            say(about | {"failed": f"{type(error).__name__}: {error}", "tried_again": retried})
-            if retried:
-                todo.put((job, False))
-    if process is not None:
-        process.shutdown()
+Asked = tuple[Setting, Row, dict[str, Any] | None]
 
 
 def is_wanted(row: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(row, pattern) for pattern in patterns)
 
 
-def do_all(config: A2Benchmark, jobs: Iterable[Job], deadline: float) -> None:
-    todo: SimpleQueue[tuple[Job, bool]] = SimpleQueue()
-    for job in sorted(jobs, key=lambda job: not job[1].name.startswith("adapter")):  # they take longest
-        if job[0].lacks(job[1]) and is_wanted(job[1].name, config.rows):
-            todo.put((job, True))
-    lanes = max(1, min(config.parallel, todo.qsize()))
-    with ThreadPoolExecutor(lanes) as threads:
-        for lane in [threads.submit(work_off, todo, deadline) for _ in range(lanes)]:
-            lane.result()
+def do_all(config: A2Benchmark, rows: Iterable[Asked], deadline: float | None) -> None:
+    ordered = sorted(rows, key=lambda asked: not asked[1].name.startswith("adapter"))  # they take longest
+    jobs = [
+        Job({"set": row.set, "row": row.name, "seed": row.seed}, do, (setting, row, look))
+        for setting, row, look in ordered
+        if setting.lacks(row) and is_wanted(row.name, config.rows)
+    ]
+    side_by_side(jobs, config.parallel, deadline)
 
 
 def run(config: A2Benchmark) -> None:
-    deadline = time.time() + 60 * config.minutes if config.minutes is not None else float("inf")
+    deadline = deadline_in(config.minutes)
     birds, sizes = backbones_of(config), members(config.family)
     backbones = dict.fromkeys(SETS, birds) | {"toy": [known(*one) for one in sizes.final], "family": []}
     settings = settings_of(config, backbones)
@@ -214,7 +183,7 @@ def run(config: A2Benchmark) -> None:
     plain = [name for name in SETS if name in settings and name != "family"]
     first += [(settings[name], row, None) for name in plain for row in first_go(name, backbones[name])]
     do_all(config, sorted(first, key=lambda job: job[1].set == "family"), deadline)
-    second: list[Job] = []
+    second: list[Asked] = []
     looks = {name: chosen_looks(settings[name], backbones[name], name) for name in plain}
     for name in plain:
         by = {backbone: look for backbone, (look, _) in looks[name].items()}
@@ -238,8 +207,6 @@ def noted(row: Row, looks: dict[str, tuple[Look, dict[str, Any]]]) -> dict[str, 
 
 def main() -> None:
     config = tyro.cli(A2Benchmark, description=__doc__)
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # rows run side by side
     if not config.collect:
         if config.data is not None and not config.backbones:
             raise UserError("--backbones: name those that look and answer, such as S=dino_s16_reg4.safetensors")

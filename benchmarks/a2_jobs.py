@@ -18,15 +18,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-import tyro
 from PIL import Image
 from torch import Tensor, nn
 
 from a2_rows import Row
+from lanes import as_typed
 from sightline.data.rows import Rows, read_rows
 from sightline.errors import UserError
 from sightline.sight import Prediction, Sight
-from waterbirds import all_methods
 from waterbirds_rows import folder_of
 
 
@@ -84,13 +83,7 @@ def command_of(setting: Setting, row: Row, method: str | None = None) -> Any:
         setting.device, "--precision", setting.precision, "--batch", str(setting.batch), "--workers",
         str(setting.workers), "--cache", str(setting.cache), "--resume",
     ]  # fmt: skip
-    kinds: dict[str, Any] = {kind.method: kind for kind in all_methods()}
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        try:
-            return tyro.cli(kinds[method or named], args=given)
-        except SystemExit:
-            raise UserError(f"{row.name}: `sightline train {row.line}` is not understood: {said.getvalue()}") from None
+    return as_typed(row.name, method or named, given)
 
 
 def trained(setting: Setting, row: Row) -> None:

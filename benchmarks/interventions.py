@@ -16,18 +16,13 @@ chooses), and last, alone, what is timed. Weights, parts to leave out and quanti
 from __future__ import annotations
 
 import contextlib
-import io
-import json
-import os
 import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import tyro
@@ -35,8 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from interventions_rows import ABLATIONS, ALONE, BUILDS, FIRST, MORE_SEEDS, SETS, Row, rows_of
+from lanes import Job, as_typed, deadline_in, say, side_by_side
 from sightline.errors import UserError
-from waterbirds import all_methods, interrupted_at, is_out_of_memory, one_process, say
 from waterbirds_rows import folder_of
 
 TURNS = {"first": FIRST, "seeds": MORE_SEEDS, "ablations": ABLATIONS, "timed": ALONE}
@@ -73,6 +68,8 @@ class Interventions:
     workers: int = 2
     device: str = "auto"
     precision: str = "bf16"
+    compile: bool = False
+    """Compile the ViTs' blocks: slow to begin with, then faster."""
     minutes: float | None = None
     """End after so long: what is in training then is saved, and gone on with by the next call."""
     estimate: bool = False
@@ -122,7 +119,6 @@ def lacks(config: Interventions, row: Row) -> list[str]:
 def command_of(config: Interventions, row: Row) -> Any:
     """What a user would type, parsed as the command line does it."""
     method, *flags = shlex.split(row.line)
-    kinds: dict[str, Any] = {kind.method: kind for kind in all_methods()}
     if config.epochs is not None and method != "probe":
         flags += ["--epochs", str(config.epochs)]
     if "--precision" not in flags:
@@ -132,22 +128,17 @@ def command_of(config: Interventions, row: Row) -> Any:
         "--seed", str(row.seed), "--device", config.device, "--workers", str(config.workers),
         "--cache", str(cache_of(config)), "--resume",
     ]  # fmt: skip
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        try:
-            return tyro.cli(kinds[method], args=given)
-        except SystemExit:
-            raise UserError(f"{row.name}: `sightline train {row.line}` is not understood: {said.getvalue()}") from None
+    return as_typed(row.name, method, given, compile=config.compile)
 
 
-def do(config: Interventions, row: Row, deadline: float | None = None) -> dict[str, Any]:
+def do(config: Interventions, row: Row) -> dict[str, Any]:
     """Train and measure what is lacking; what came of it, in a line."""
     from interventions_measure import How, is_measured, measure
     from sightline.runs import read_run
     from sightline.train import train
 
     began, path = time.perf_counter(), folder(config, row)
-    with contextlib.redirect_stdout(sys.stderr), interrupted_at(deadline):
+    with contextlib.redirect_stdout(sys.stderr):
         if not (path / "metrics.json").exists():
             train(command_of(config, row))
             (path / "last.safetensors").unlink(missing_ok=True)  # three times the weights
@@ -192,44 +183,14 @@ def figures_of(path: Path) -> dict[str, Any]:
 
 
 def do_all(config: Interventions, rows: Sequence[Row], deadline: float | None) -> None:
-    """Several at once, small models leave a GPU idle; but what is timed has it for itself."""
-    todo: dict[bool, SimpleQueue[tuple[Row, bool]]] = {False: SimpleQueue(), True: SimpleQueue()}
-    for row in rows:
-        if lacks(config, row):
-            todo[row.turn == ALONE].put((row, True))
-    for alone, queue in todo.items():
-        lanes = 1 if alone else max(1, min(config.parallel, queue.qsize()))
-        with ThreadPoolExecutor(lanes) as threads:
-            for lane in [threads.submit(work_off, config, queue, deadline) for _ in range(lanes)]:
-                lane.result()
-
-
-def work_off(config: Interventions, todo: SimpleQueue[tuple[Row, bool]], deadline: float | None) -> None:
-    """One row after the other, in a process of this lane; a new one after a failure, which may have left memory."""
-    process: Executor | None = None
-    while True:
-        try:
-            row, again = todo.get_nowait()
-        except Empty:
-            break
-        about = {"set": row.set, "row": row.name, "seed": row.seed}
-        if deadline is not None and time.time() > deadline:
-            say(about | {"skipped": "no time left"})
-            continue
-        try:
-            process = process or one_process()
-            say(process.submit(do, config, row, deadline).result())
-        except BaseException as error:  # one row must not take the others with it; it is listed as missing
-            if process is not None:
-                process.shutdown()
-            process, late = None, isinstance(error, KeyboardInterrupt)
-            retried = again and is_out_of_memory(error)
-            why = {"stopped": "saved, to go on with"} if late else {"failed": f"{type(error).__name__}: {error}"}
-            say(about | why | {"tried_again": retried})
-            if retried:
-                todo.put((row, False))
-    if process is not None:
-        process.shutdown()
+    """Several at once, but what is timed has the GPU for itself."""
+    for alone, lanes in ((False, config.parallel), (True, 1)):
+        jobs = [
+            Job({"set": row.set, "row": row.name, "seed": row.seed}, do, (config, row))
+            for row in rows
+            if (row.turn == ALONE) == alone and lacks(config, row)
+        ]
+        side_by_side(jobs, lanes, deadline)
 
 
 # ---- what there is ---------------------------------------------------------------------------------------------------
@@ -272,8 +233,6 @@ def show(found: dict[str, Any]) -> None:
 
 def main() -> None:
     config = tyro.cli(Interventions, description=__doc__)
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # rows run side by side
     rows = wanted(config)
     if config.estimate:
         Console(highlight=False, width=200).print(estimates(rows))
@@ -281,7 +240,7 @@ def main() -> None:
     if not config.collect:
         if not config.backbone or not with_data(config, rows):
             raise UserError("--backbone and at least one of --cub, --object, --birds, --mixed: name them")
-        do_all(config, with_data(config, rows), None if config.minutes is None else time.time() + 60 * config.minutes)
+        do_all(config, with_data(config, rows), deadline_in(config.minutes))
     found = collect(config, rows)
     show(found)
     missing = [asdict(row) | {"lacks": some, "seconds": row.seconds} for row in rows if (some := lacks(config, row))]
@@ -295,7 +254,7 @@ def main() -> None:
         from interventions_evidence import pack_all
 
         for line in pack_all(config.runs, config.pack):
-            print(json.dumps(line), flush=True)
+            say(line)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sightline.config import Shaping
-from waterbirds_rows import BRIEF, LONG, PATCHES
+from waterbirds_rows import BRIEF, EXACT, LONG, PATCHES
 
 SETS = ("cub", "object", "birds", "mixed")
 BUILDS = {"cub": "cub-swapped", "object": "spurious-object", "birds": "waterbirds", "mixed": "mixed"}
@@ -103,11 +103,12 @@ def ablations(kind: str, patches: str) -> list[Row]:
 def cub() -> list[Row]:
     erm = "--epochs 30 --lr 1e-4 --batch 64"
     rows = with_parts("cub", SPECIES, (4,), (8, 16, 1))
-    for k in (4, 8, 16):
+    for k in (4, 8, 16, 1):
         rows += each("cub", f"iFAM K={k}, pixels", f"ifam --parts {k}", interventions=True)
     rows += each("cub", "ERM", f"erm {erm}", SEEDS)
     rows += each("cub", "probe", "probe")
     rows += each("cub", "early mask, true", f"early-mask {erm}")
+    rows += each("cub", "early mask, true, pixels", f"early-mask {erm} {EXACT}")
     rows += each("cub", "late mask, true", f"late-mask {erm}")
     return rows + ablations("cub", SPECIES)
 

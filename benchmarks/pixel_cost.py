@@ -2,12 +2,16 @@
 
     python benchmarks/pixel_cost.py                                       # ViT-Ti at 224, batch 1 and 16, on the CPU
     python benchmarks/pixel_cost.py --device cuda --precision bf16 --batches 1 16 64
+    python benchmarks/pixel_cost.py --count waterbirds --out benchmarks/results/pixel_operations.json
 
 Every round times every variant once, in a new random order; a ratio is the median over rounds of variant / patches of
 the same round, with the interval that covers the middle 80 % of rounds. What is judged are sights made of the true
 masks of toy pictures, so that the cost does not hang on what an untrained model happens to see. A training step is
 forward and backward, without the optimiser, with prototypes that roughly find the same things. There patches cost more
 than they need to: their mask passes a gradient, so that nothing can be removed; that of pixels passes none by default.
+
+`--count` times nothing: it counts the operations of looking and judging, on pictures of these data that are evenly
+spread over a split, again with their true masks as sights; the interval is over pictures.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import tyro
 from rich.console import Console
@@ -25,11 +30,15 @@ from torch import Tensor
 from ratios import Runs, ratios, verdicts
 from record import record
 from sightline.config import Ifam
+from sightline.cost import cost
+from sightline.data.images import Canvas, decode
+from sightline.data.rows import fingerprint, read_rows
 from sightline.data.toy import Toy, make_toy
 from sightline.lessons import Lesson, When
+from sightline.methods.erm import Classifier
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import How, selector
-from sightline.sight import Sight, cell_share
+from sightline.sight import Prediction, Sight, cell_share
 from sightline.weights import load_backbone
 from sightline.where.fine import Fine, fine_share
 
@@ -53,6 +62,10 @@ class PixelCost:
     device: str = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: by autocast."""
+    count: Path | None = None
+    """Count operations on pictures of these data, which have masks, instead of timing toys."""
+    split: str = "val"
+    pictures: int = 64
     out: Path | None = None
     """Write the figures there, as JSON."""
 
@@ -128,8 +141,61 @@ def kept(model: IFam, images: Tensor, masks: Tensor | None) -> float:
     return round(model.what.seen(images, *told).keep.float().mean().item(), 3)
 
 
+# ---- operations ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LooksAndIsTold:
+    """Looks as ever, and then judges what true masks show."""
+
+    model: IFam
+    masks: Tensor
+
+    def look(self, images: Tensor) -> Sight:
+        self.model.look(images)
+        return true_sight(self.model, images, self.masks)
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        return self.model.judge(images, sight)
+
+    def maps(self, images: Tensor) -> dict[str, Tensor]:
+        return self.model.maps(images)
+
+
+def operations(config: PixelCost, data: Path) -> dict[str, Any]:
+    vit, rows = load_backbone(config.backbone, classes=2), read_rows(data)
+    there = rows.where(config.split)
+    few = there[np.linspace(0, len(there) - 1, config.pictures).round().astype(int)]
+    samples = [decode(rows, int(i), Canvas.of(vit.config.input)) for i in few]
+    images = torch.stack([sample.image for sample in samples]).float() / 255
+    masks = torch.stack([sample.mask for sample in samples if sample.mask is not None])
+    dense, toy = Classifier(vit).eval(), make_toy(1, size=images.shape[-1])
+    found = [per_picture("the dense ViT", [cost(dense, image[None]).gflops for image in images])]
+    for name, told in VARIANTS.items():
+        model = ifam(config, toy, toy.images.float() / 255, told).eval()
+        pairs = [(image[None], LooksAndIsTold(model, mask[None])) for image, mask in zip(images, masks, strict=True)]
+        found.append(per_picture(name, [cost(method, image).gflops for image, method in pairs]))
+    pixels_seen = round(masks.float().mean().item(), 3)
+    about = {"data": data.name, "fingerprint": fingerprint(rows), "split": config.split, "pixels_seen": pixels_seen}
+    return {"backbone": config.backbone} | about | {"rows": found}
+
+
+def per_picture(name: str, gflops: list[float]) -> dict[str, Any]:
+    """With the 95 % interval of the mean."""
+    mean, half = np.mean(gflops), 1.96 * np.std(gflops, ddof=1) / len(gflops) ** 0.5
+    facts = {"gflops": round(float(mean), 2), "low": round(float(mean - half), 2), "high": round(float(mean + half), 2)}
+    return {"variant": name} | facts | {"n": len(gflops)}
+
+
 def main() -> None:
     config = tyro.cli(PixelCost, description=__doc__)
+    if config.count is not None:
+        counted = operations(config, config.count)
+        for row in counted["rows"]:
+            print(row)
+        if config.out:
+            record(config.out, "cpu", counted)
+        return
     rows = [row for batch in config.batches for row in measure(config, batch)]
     table = Table("what", "batch", "variant", "ms", "ratio to patches", "middle 80 %", "patches visible", box=None)
     for row in rows:

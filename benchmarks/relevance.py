@@ -16,27 +16,23 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 import json
-import os
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 import tyro
 
+from lanes import Job, as_typed, deadline_in, say, side_by_side, with_files
 from relevance_data import few_to_validate, imagenet_lines, lines_of, write_lines
 from relevance_rows import COST, RATES, RULE, Row, beginnings, chosen, rates
 from sightline.errors import UserError
-from waterbirds import all_methods, interrupted_at, is_out_of_memory, one_process, say
 from waterbirds_rows import folder_of
 
 SETS = ("birds", "cub", "si", "imagenet")
@@ -135,30 +131,19 @@ def settings_of(config: RelevanceBenchmark) -> dict[str, Setting]:
 def command_of(setting: Setting, row: Row) -> Any:
     """What a user would type, parsed as the command line does it."""
     config, (method, *flags) = setting.config, shlex.split(row.line)
-    words = {"TI": config.backbone, "SELF": config.self_supervised}
-    for number, flag in enumerate(flags):
-        before, word = flag[: flag.rfind(":") + 1], flag[flag.rfind(":") + 1 :]
-        if word in words and not words[word]:
-            raise UserError(f"{row.name}: needs {'--backbone' if word == 'TI' else '--self-supervised'}")
-        start = folder_of(setting.runs, flag[1:], row.seed) if flag[0] == "@" else None
-        flags[number] = str(start) if start else before + words.get(word, word)
+    files = {"TI": (config.backbone, "--backbone"), "SELF": (config.self_supervised, "--self-supervised")}
+    flags = [str(folder_of(setting.runs, flag[1:], row.seed)) if flag[0] == "@" else flag for flag in flags]
     if config.epochs is not None:
         flags += ["--epochs", str(config.epochs)]
     given = [
-        str(setting.data if method == "erm" else setting.few), *flags, "--out", str(setting.folder(row)),
-        "--seed", str(row.seed), "--device", config.device, "--precision", config.precision,
-        "--workers", str(config.workers), "--cache", str(setting.cache), "--resume",
+        str(setting.data if method == "erm" else setting.few), *with_files(row.name, flags, files),
+        "--out", str(setting.folder(row)), "--seed", str(row.seed), "--device", config.device,
+        "--precision", config.precision, "--workers", str(config.workers), "--cache", str(setting.cache), "--resume",
     ]  # fmt: skip
-    kinds: dict[str, Any] = {kind.method: kind for kind in all_methods()}
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        try:
-            return tyro.cli(kinds[method], args=given)
-        except SystemExit:
-            raise UserError(f"{row.name}: `sightline train {row.line}` is not understood: {said.getvalue()}") from None
+    return as_typed(row.name, method, given)
 
 
-def do(setting: Setting, row: Row, deadline: float | None = None, note: dict[str, Any] | None = None) -> dict[str, Any]:
+def do(setting: Setting, row: Row, note: dict[str, Any] | None = None) -> dict[str, Any]:
     """Train and measure what is lacking; what came of it, in a line. `note` says how its rate was chosen."""
     from sightline.audit.stress import stress
     from sightline.config import Stress
@@ -166,7 +151,7 @@ def do(setting: Setting, row: Row, deadline: float | None = None, note: dict[str
     from sightline.train import train
 
     began, folder, config = time.perf_counter(), setting.folder(row), setting.config
-    with contextlib.redirect_stdout(sys.stderr), interrupted_at(deadline):
+    with contextlib.redirect_stdout(sys.stderr):
         if not (folder / "metrics.json").exists():
             train(command_of(setting, row))
             (folder / "last.safetensors").unlink(missing_ok=True)  # three times the weights
@@ -265,7 +250,7 @@ def with_rates(rows: Iterable[Row], by: dict[str, dict[str, Any]]) -> list[tuple
 
 # ---- doing it --------------------------------------------------------------------------------------------------------
 
-Job = tuple[Setting, Row, dict[str, Any] | None]
+Asked = tuple[Setting, Row, dict[str, Any] | None]
 
 
 def is_wanted(row: Row, config: RelevanceBenchmark) -> bool:
@@ -273,48 +258,17 @@ def is_wanted(row: Row, config: RelevanceBenchmark) -> bool:
     return named and row.seed in config.seeds
 
 
-def do_all(config: RelevanceBenchmark, jobs: Iterable[Job], deadline: float | None) -> None:
-    """Several at once: small models leave a GPU idle."""
-    todo: SimpleQueue[tuple[Job, bool]] = SimpleQueue()
-    for job in sorted(jobs, key=lambda job: job[1].seed):
-        if job[0].lacks(job[1]) and is_wanted(job[1], config):
-            todo.put((job, True))
-    lanes = max(1, min(config.parallel, todo.qsize()))
-    with ThreadPoolExecutor(lanes) as threads:
-        for lane in [threads.submit(work_off, todo, deadline) for _ in range(lanes)]:
-            lane.result()
-
-
-def work_off(todo: SimpleQueue[tuple[Job, bool]], deadline: float | None) -> None:
-    """One job after the other, in a process of this lane; a new one after a failure, which may have left memory."""
-    process: Executor | None = None
-    while True:
-        try:
-            job, again = todo.get_nowait()
-        except Empty:
-            break
-        about = {"set": job[1].set, "row": job[1].name, "seed": job[1].seed}
-        if deadline is not None and time.time() > deadline:
-            say(about | {"skipped": "no time left"})
-            continue
-        try:
-            process = process or one_process()
-            say(process.submit(do, job[0], job[1], deadline, job[2]).result())
-        except BaseException as error:  # one row must not take the others with it; it is listed as missing
-            if process is not None:
-                process.shutdown()
-            process, late = None, isinstance(error, KeyboardInterrupt)
-            retried = again and is_out_of_memory(error)
-            why = {"stopped": "saved, to go on with"} if late else {"failed": f"{type(error).__name__}: {error}"}
-            say(about | why | {"tried_again": retried})
-            if retried:
-                todo.put((job, False))
-    if process is not None:
-        process.shutdown()
+def do_all(config: RelevanceBenchmark, rows: Iterable[Asked], deadline: float | None) -> None:
+    jobs = [
+        Job({"set": row.set, "row": row.name, "seed": row.seed}, do, (setting, row, note))
+        for setting, row, note in sorted(rows, key=lambda asked: asked[1].seed)
+        if setting.lacks(row) and is_wanted(row, config)
+    ]
+    side_by_side(jobs, config.parallel, deadline)
 
 
 def run(config: RelevanceBenchmark) -> None:
-    deadline = None if config.minutes is None else time.time() + 60 * config.minutes
+    deadline = deadline_in(config.minutes)
     settings = settings_of(config)
     plain: list[Callable[[str], list[Row]]] = [beginnings, rates]
     for rows_of in plain:
@@ -328,8 +282,6 @@ def run(config: RelevanceBenchmark) -> None:
 
 def main() -> None:
     config = tyro.cli(RelevanceBenchmark, description=__doc__)
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # rows run side by side
     if not config.collect:
         if not config.backbone:
             raise UserError("--backbone: name the one that rows begin with, which has ImageNet's head")

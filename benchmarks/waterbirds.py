@@ -16,34 +16,26 @@ folder of runs anywhere, for benchmarks/claims.py too.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import os
 import shlex
-import signal
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
+from lanes import Job, as_typed, deadline_in, say, side_by_side, with_files
 from record import record
 from sightline import config as commands
 from sightline.errors import UserError
 from waterbirds_results import about, facts_of, pack, paired, result_of, show
 from waterbirds_rows import HEADLINE, ROWS, TABLES, folder_of, folders_of
 
-Job = tuple[str, int]  # row and seed
 BATCH = 256  # in measuring: small models leave a GPU idle with less
 
 
@@ -108,8 +100,8 @@ def seeds_of(row: str, config: Waterbirds) -> tuple[int, ...]:
     return config.seeds if row in HEADLINE or config.rows is not None else config.seeds[:1]
 
 
-def jobs_of(config: Waterbirds) -> list[Job]:
-    """The first seed of every row comes first. The probe is last: it does not see what training sees."""
+def jobs_of(config: Waterbirds) -> list[tuple[str, int]]:
+    """Rows and seeds, the first seed of every row first. The probe is last: it does not see what training sees."""
     lines = table_of_rows(config)
     jobs = [
         (row, seed)
@@ -127,36 +119,18 @@ def method_of(line: str) -> str:
 def command_of(config: Waterbirds, row: str, seed: int) -> commands.Train:
     """What a user would type, parsed as the command line does it."""
     method, *flags = shlex.split(table_of_rows(config)[row])
-    swap = {"SELF": config.self_supervised, "U2NET": config.u2net}
-    for number, flag in enumerate(flags):
-        before, word = flag[: flag.rfind(":") + 1], flag[flag.rfind(":") + 1 :]
-        if word in swap and not swap[word]:
-            raise UserError(f"{row}: needs {'--u2net' if word == 'U2NET' else '--self-supervised'}")
-        flags[number] = before + swap.get(word, word)
+    files = {"SELF": (config.self_supervised, "--self-supervised"), "U2NET": (config.u2net, "--u2net")}
     given = [
-        str(config.data), *flags, "--backbone", config.backbone, "--out", str(folder_of(config.runs, row, seed)),
-        "--seed", str(seed), "--device", config.device, "--precision", config.precision,
-        "--workers", str(config.workers), "--cache", str(cache_of(config)), "--resume",
+        str(config.data), *with_files(row, flags, files), "--backbone", config.backbone,
+        "--out", str(folder_of(config.runs, row, seed)), "--seed", str(seed), "--device", config.device,
+        "--precision", config.precision, "--workers", str(config.workers), "--cache", str(cache_of(config)), "--resume",
     ]  # fmt: skip
-    kinds: dict[str, Any] = {kind.method: kind for kind in all_methods()}
-    if method not in kinds:
-        raise UserError(f"{row}: there is no method {method!r}")
-    if config.compile and issubclass(kinds[method], commands.Loop):
-        given.append("--compile")
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        try:
-            return tyro.cli(kinds[method], args=given)
-        except SystemExit:
-            raise UserError(f"{row}: `sightline train {shlex.join([method, *flags])}` is not understood") from None
+    return as_typed(row, method, given, compile=config.compile)
 
 
 def cache_of(config: Waterbirds) -> Path:
     """Of decoded pictures, for training and measuring."""
     return config.runs / "cache"
-
-
-def all_methods() -> list[type[commands.Train]]:
-    return [c for c in vars(commands).values() if isinstance(c, type) and issubclass(c, commands.Train) and c.method]
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
@@ -234,94 +208,15 @@ def timed(seconds: dict[str, float], name: str) -> Generator[None]:
         seconds[name] += time.perf_counter() - began
 
 
-def until(config: Waterbirds, deadline: float | None, row: str, seed: int) -> dict[str, Any]:
-    """The same, in a process of its own; at the deadline as if somebody pressed Ctrl-C, upon which training saves."""
-    with interrupted_at(deadline):
-        return one(config, row, seed)
-
-
-@contextlib.contextmanager
-def interrupted_at(deadline: float | None) -> Generator[None]:
-    if deadline is None:
-        yield
-        return
-    timer = threading.Timer(max(0.0, deadline - time.time()), os.kill, (os.getpid(), signal.SIGINT))
-    timer.daemon = True
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        signal.signal(signal.SIGINT, before)
-
-
-# ---- all of them -----------------------------------------------------------------------------------------------------
-
-
-def one_process() -> Executor:
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-
-
-def train_all(config: Waterbirds, jobs: Sequence[Job]) -> None:
-    """Several at once: small models leave a GPU idle. Who comes first makes the cache of pictures that others wait for
-    and share. A process that dies, or has no memory left, takes only its own run with it, which is tried once more."""
-    deadline = None if config.minutes is None else time.time() + 60 * config.minutes
-    todo: SimpleQueue[tuple[Job, bool]] = SimpleQueue()
-    for job in jobs:
-        if is_to_be_done(config, *job):
-            todo.put((job, True))
-    with ThreadPoolExecutor(config.parallel) as lanes:
-        for lane in [lanes.submit(work_off, config, todo, deadline) for _ in range(config.parallel)]:
-            lane.result()
-
-
-def work_off(config: Waterbirds, todo: SimpleQueue[tuple[Job, bool]], deadline: float | None) -> None:
-    """One job after the other, in a process of this lane; a new one after a failure, which may have left memory."""
-    process: Executor | None = None
-    while True:
-        try:
-            job, again = todo.get_nowait()
-        except Empty:
-            break
-        if deadline is not None and time.time() > deadline:
-            say({"row": job[0], "seed": job[1], "skipped": "no time left"})
-            continue
-        try:
-            process = process or one_process()
-            say(process.submit(until, config, deadline, *job).result())
-        except BaseException as error:  # one row must not take the others with it; it is listed as missing
-            if process is not None:
-                process.shutdown()
-            process = None
-            late = isinstance(error, KeyboardInterrupt)
-            retried = again and is_out_of_memory(error)
-            why = {"stopped": "saved, to go on with"} if late else {"failed": f"{type(error).__name__}: {error}"}
-            say({"row": job[0], "seed": job[1]} | why | {"tried_again": retried})
-            if late:
-                break
-            if retried:
-                todo.put((job, False))
-    if process is not None:
-        process.shutdown()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Of the GPU, which says so; or of the machine, which ends the process."""
-    return isinstance(error, BrokenProcessPool) or type(error).__name__ == "OutOfMemoryError"
-
-
-def say(line: dict[str, Any]) -> None:
-    print(json.dumps(line, ensure_ascii=False), flush=True)
-
-
 def main() -> None:
     config = tyro.cli(Waterbirds, description=__doc__)
     rows, jobs = table_of_rows(config), jobs_of(config)
     if not config.collect:
         if config.train and not config.backbone:
             raise UserError("--backbone: name the one that all rows begin with")
-        train_all(config, jobs)
+        todo = [(row, seed) for row, seed in jobs if is_to_be_done(config, row, seed)]
+        asked = [Job({"row": row, "seed": seed}, one, (config, row, seed)) for row, seed in todo]
+        side_by_side(asked, config.parallel, deadline_in(config.minutes))
     results = [
         found for row, line in rows.items()
         if (found := result_of(config.runs, row, line, config.splits, config.seeds)) is not None

@@ -63,6 +63,7 @@ PIXEL_ROWS: dict[str, str] = {
     "early mask, true, pixels, zoom": f"early-mask {BRIEF} {EXACT} --zoom",
     **{f"early mask, true, pixels, {fill}": f"early-mask {BRIEF} {EXACT} --fill {fill}" for fill in FILLS},
     **{f"early mask, {name}, pixels": f"early-mask {BRIEF} {EXACT} --masks {how}" for name, how in SALIENCY.items()},
+    "early mask, true, pixels, 30 epochs": f"early-mask {LONG} {EXACT}",
     "early mask, true, pixels, balanced loss": f"early-mask {BRIEF} {EXACT} --balance loss",
     "ERM, balanced loss": f"erm {BRIEF} --balance loss",
     **{f"iFAM K={k}": PAPERS_ROWS[f"iFAM K={k}"] for k in (1, 4, 8)},
@@ -81,7 +82,8 @@ ROWS = PAPERS_ROWS | PIXEL_ROWS
 
 TRUE, TRUE_PIXELS = "early mask, true", "early mask, true, pixels"
 # For data whose test shows classes on other scenes than training: `sightline data scenes-o2o`, `cub-swapped`, ...
-SHIFT_ROWS = {row: ROWS[row] for row in ("ERM, 30 epochs", TRUE, TRUE_PIXELS, "iFAM K=1", "iFAM K=1, pixels")}
+SHIFTED = (*(f"{row}, 30 epochs" for row in ("ERM", TRUE, TRUE_PIXELS)), "iFAM K=1", "iFAM K=1, pixels")
+SHIFT_ROWS = {row: ROWS[row] for row in SHIFTED}
 TABLES = {"papers": PAPERS_ROWS, "pixels": PIXEL_ROWS, "shifts": SHIFT_ROWS}
 
 CONTROLS = tuple(f"{TRUE}, {how}" for how in ("balanced", "zoom", "448 px", "90 % inside"))
@@ -108,6 +110,8 @@ PAIRS: tuple[tuple[str, str], ...] = (
     ("iFAM K=4", "iFAM K=4, soft"),
     (TRUE, "late mask, true"),
     *((TRUE_PIXELS, rival) for rival in (TRUE, *CONTROLS)),
+    (f"{TRUE_PIXELS}, 30 epochs", f"{TRUE}, 30 epochs"),
+    ("iFAM K=1, pixels", f"{TRUE_PIXELS}, 30 epochs"),
     *((row, TRUE) for row in OTHER_FILLS),
     (f"{TRUE_PIXELS}, zoom", f"{TRUE}, zoom"),
     *SELECTED_BY_A_NET.items(),

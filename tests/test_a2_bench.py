@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import a2
 import crop_search
+import lanes
 from a2_jobs import MovedMasks, Setting, command_of, moved_masks
 from a2_results import collect, lines_in, mean_of, pictures_in
 from a2_rows import Backbone, Look, Row, first_go, second_go
@@ -60,7 +61,7 @@ def asked(toy, displaced, tmp_path_factory) -> a2.A2Benchmark:
 @pytest.fixture(scope="module")
 def done(asked) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(a2, "one_process", lambda: ThreadPoolExecutor(1))
+        patch.setattr(lanes, "one_process", lambda: ThreadPoolExecutor(1))
         a2.run(asked)
     return asked.runs
 
@@ -140,7 +141,7 @@ def test_everything_asked_for_is_there_and_is_not_done_again(asked, done, monkey
     def again() -> None:
         raise AssertionError("a finished row was begun again")
 
-    monkeypatch.setattr(a2, "one_process", again)
+    monkeypatch.setattr(lanes, "one_process", again)
     a2.run(asked)
 
 
@@ -181,12 +182,12 @@ def test_results_have_strata_displaced_birds_and_attention(done, asked, monkeypa
 
 
 def test_a_row_that_fails_does_not_take_the_others_with_it(asked, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(a2, "one_process", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr(lanes, "one_process", lambda: ThreadPoolExecutor(1))
     setting = Setting(
         asked.data, tmp_path / "runs", tmp_path / "cache", {"N": "sightline-nano"}, None, "cpu", "fp32", 32, 0
     )
     rows = [Row("birds", "odd", "probe --size 7 --backbone @N"), Row("birds", "distances", "distances")]
-    a2.do_all(replace(asked, rows=()), [(setting, row, None) for row in rows], float("inf"))
+    a2.do_all(replace(asked, rows=()), [(setting, row, None) for row in rows], None)
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert ["failed" in line for line in said] == [True, False]
     assert len(pictures_in(tmp_path / "runs" / "distances-0")["distance"]) == 16

@@ -284,10 +284,10 @@ def test_key_points_of_birds_are_joined_by_number(tmp_path):
 
 
 def test_what_is_timed_has_the_gpu_for_itself(tmp_path, monkeypatch):
-    lanes = []
-    monkeypatch.setattr(interventions, "work_off", lambda config, queue, _: lanes.append(queue))
+    goes = []
+    monkeypatch.setattr(interventions, "side_by_side", lambda jobs, lanes, _: goes.append((len(jobs), lanes)))
     rows = [row for row in rows_of("birds") if row.turn in (FIRST, ALONE)]
     interventions.do_all(Interventions(birds=tmp_path, runs=tmp_path, parallel=3), rows, None)
-    assert [queue.qsize() for queue in lanes] == [6, 6, 6, 4]
+    assert goes == [(6, 3), (4, 1)]
     assert set(BUILDS) == set(SETS)
     assert Term(1, "a", "q0.99").words == "a (q0.99)"

@@ -16,6 +16,7 @@ from sightline.errors import UserError
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+import lanes
 import relevance
 import relevance_claims
 from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, conclude
@@ -44,7 +45,7 @@ def asked(toy, tmp_path_factory) -> relevance.RelevanceBenchmark:
 @pytest.fixture(scope="module")
 def done(asked) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(relevance, "one_process", lambda: ThreadPoolExecutor(1))
+        patch.setattr(lanes, "one_process", lambda: ThreadPoolExecutor(1))
         relevance.run(asked)
     return asked.runs
 
@@ -127,7 +128,7 @@ def test_rows_are_run_and_measured_and_the_rate_is_the_one_that_validation_chose
 
 
 def test_what_is_finished_is_not_done_again(done, asked, capsys, monkeypatch):
-    monkeypatch.setattr(relevance, "one_process", lambda: pytest.fail("there is nothing left to do"))
+    monkeypatch.setattr(lanes, "one_process", lambda: pytest.fail("there is nothing left to do"))
     relevance.run(asked)
 
 

@@ -1,12 +1,10 @@
-"""The Waterbirds benchmark: its rows, what becomes of failures, and its table from run folders without weights."""
+"""The Waterbirds benchmark: its rows, and its table from run folders without weights."""
 
 import contextlib
 import json
 import sys
 import tarfile
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +17,9 @@ from sightline.errors import UserError
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import claims
+import lanes
 import waterbirds
-from waterbirds import Waterbirds, command_of, jobs_of, train_all
+from waterbirds import Waterbirds, command_of, jobs_of
 from waterbirds_results import answers_of, as_markdown, pack, paired, result_of, show
 from waterbirds_rows import (
     HEADLINE,
@@ -81,72 +80,12 @@ def test_the_self_supervised_backbone_is_put_where_a_row_names_it(line, flag, tm
         command_of(Waterbirds(tmp_path, "random:nano", tmp_path, rows=rows), "a", 0)
 
 
-def test_of_shifts_more_seeds_than_one_must_be_asked_for(tmp_path):
+def test_of_shifts_there_is_one_seed_and_every_row_learns_as_long(tmp_path):
     assert jobs_of(Waterbirds(tmp_path, table="shifts")) == [(row, 0) for row in SHIFT_ROWS]
     more = jobs_of(Waterbirds(tmp_path, table="shifts", seeds=(0, 3)))
     assert more[len(SHIFT_ROWS) :] == [(row, 3) for row in SHIFT_ROWS if row in HEADLINE] != []
-
-
-# ---- failures --------------------------------------------------------------------------------------------------------
-
-
-class Processes:
-    """In place of real ones: notes what is begun in which, and fails as told."""
-
-    def __init__(self, failures: dict[str, list[BaseException]]):
-        self.failures, self.begun, self.count = failures, [], 0
-
-    def __call__(self):
-        self.count += 1
-        return self
-
-    def submit(self, _, __, ___, row, seed):
-        self.begun.append(row)
-        future: Future = Future()
-        if self.failures.get(row):
-            future.set_exception(self.failures[row].pop(0))
-        else:
-            future.set_result({"row": row, "seed": seed})
-        return future
-
-    def shutdown(self):
-        pass
-
-
-def trained(tmp_path, monkeypatch, capsys, failures, **settings) -> tuple[Processes, list[dict]]:
-    processes = Processes(failures)
-    monkeypatch.setattr(waterbirds, "one_process", processes)
-    train_all(Waterbirds(tmp_path, "", tmp_path, parallel=1, **settings), [("ERM", 0), ("iFAM K=1", 0), ("probe", 0)])
-    return processes, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-
-def test_a_failing_row_does_not_take_the_others_with_it(tmp_path, monkeypatch, capsys):
-    processes, said = trained(tmp_path, monkeypatch, capsys, {"ERM": [UserError("no")]})
-    assert processes.begun == ["ERM", "iFAM K=1", "probe"]
-    assert said[0]["failed"] == "UserError: no"
-
-
-def test_a_process_that_dies_is_replaced_and_its_run_tried_once_more(tmp_path, monkeypatch, capsys):
-    processes, said = trained(tmp_path, monkeypatch, capsys, {"ERM": [BrokenProcessPool("gone")] * 5})
-    assert processes.begun == ["ERM", "iFAM K=1", "probe", "ERM"]
-    assert [line["tried_again"] for line in said if "failed" in line] == [True, False]
-    assert processes.count == 2
-
-
-def test_after_the_deadline_nothing_is_begun(tmp_path, monkeypatch, capsys):
-    processes, said = trained(tmp_path, monkeypatch, capsys, {}, minutes=-1.0)
-    assert processes.begun == []
-    assert {line["skipped"] for line in said} == {"no time left"}
-
-
-def test_what_is_interrupted_at_the_deadline_ends_the_work(tmp_path, monkeypatch, capsys):
-    processes, _ = trained(tmp_path, monkeypatch, capsys, {"ERM": [KeyboardInterrupt()]}, minutes=5.0)
-    assert processes.begun == ["ERM"]
-    with pytest.raises(KeyboardInterrupt), waterbirds.interrupted_at(time.time() + 0.05):
-        time.sleep(5)
-    with waterbirds.interrupted_at(time.time() + 0.05):
-        pass
-    time.sleep(0.1)
+    config = Waterbirds(tmp_path, "random:nano", tmp_path, table="shifts")
+    assert {command_of(config, row, 0).epochs for row in SHIFT_ROWS} == {30}
 
 
 # ---- a whole table ---------------------------------------------------------------------------------------------------
@@ -168,7 +107,7 @@ def made(tmp_path_factory):
     (home / "rows.json").write_text(json.dumps(TINY))
     common = ["--parallel", 1, "--workers", 0, "--device", "cpu", "--splits", "test", "--seeds", 0]
     with pytest.MonkeyPatch.context() as patch, (home / "said").open("w") as said, contextlib.redirect_stdout(said):
-        patch.setattr(waterbirds, "one_process", lambda: ThreadPoolExecutor(1))
+        patch.setattr(lanes, "one_process", lambda: ThreadPoolExecutor(1))
         script(home, home / "toy", "--backbone", "random:nano", "--precision", "fp32", "--no-measure", *common)
         script(home, home / "toy", "--no-train", *common)
         script(home, "nowhere", "--collect", "--pack", home / "parcels", *common)
@@ -308,7 +247,7 @@ def test_claims_are_held_against_copies_without_weights_or_data(made, monkeypatc
 def test_what_is_finished_is_not_done_again_and_what_is_lacking_is(made, capsys, monkeypatch):
     begun = []
     monkeypatch.setattr(waterbirds, "one", lambda _, row, seed: begun.append(row) or {"row": row})
-    monkeypatch.setattr(waterbirds, "one_process", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr(lanes, "one_process", lambda: ThreadPoolExecutor(1))
     shape = folder_of(made / "runs", "early mask, true", 0) / "shape" / "test.csv"
     shape.rename(shape.with_suffix(".away"))
     script(made, made / "toy", "--backbone", "random:nano", "--splits", "test", "--seeds", 0, "--parallel", 1)
