@@ -1,14 +1,14 @@
 """The claims about A², and ours about pairings, held against what `benchmarks/a2.py` has run.
 
     python benchmarks/a2_claims.py runs/a2 --out benchmarks/results/claims_a2.json
-    python benchmarks/a2_claims.py runs/a2 --ifam runs/waterbirds/ifam-k-1--pixels-0 --matrix runs/wb-matrix/matrix.json
+    python benchmarks/a2_claims.py runs/a2 --ifam runs/waterbirds/ifam-k-1--pixels-0 \\
+        --matrix benchmarks/results/matrix_wbr_h200.json --pretrained benchmarks/results/pretrain_family_h200.json
 
 It reads answers and measurements, and needs neither weights nor pictures. Verdicts are those of benchmarks/claims.py.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +24,7 @@ from tyro.conf import Positional
 
 from a2_evidence import Column, Evidence, Term, columns_apart, contrast
 from a2_family import SIZES
+from a2_files import Duel, Supervised
 from a2_results import lines_in
 from a2_rows import COUNTS, MASSES, PLAIN_LOOK
 from claim_figures import Missing
@@ -102,28 +103,6 @@ class Apart:
         return Finding(self.words, found, figures, difference, self.margin, self.decides, note=self.note)
 
 
-@dataclass(frozen=True)
-class Duel:
-    """The best new pairing of a matrix against its best published one, both chosen on validation data."""
-
-    file: Path | None
-    decides: bool = True
-    rows: tuple[str, ...] = ()
-    words: str = "worst group: best new pairing − best published one, neither told the truth"
-
-    def find(self, evidence: Evidence) -> Finding:  # noqa: ARG002 (as for every test)
-        if self.file is None or not self.file.exists():
-            raise Missing("no matrix was given: `sightline matrix DATA --where … --what …`, then --matrix FILE")
-        content = json.loads(self.file.read_text(encoding="utf-8"))
-        duels = content["best_new_against_best_published"]
-        if not duels:
-            raise Missing(f"{self.file.name}: nothing new, or nothing published, to compare")
-        duel = duels[-1]  # of those that are not told the truth, where some are
-        gain = Estimate(**{key: value for key, value in duel["gain"].items() if key != "verdict"})
-        figures = {f"{duel[k]['where']} × {duel[k]['what']}": Estimate(**duel[k]["test"]) for k in ("new", "published")}
-        return Finding(f"{content['data']}, {self.words}", verdict(gain), figures, gain, note=duel["rule"])
-
-
 # ---- the claims ------------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +113,7 @@ def less(ours: str, theirs: str, part: str = "all") -> tuple[Term, Term]:
 Tests = tuple[Any, ...]
 
 
-def looking(evidence: Evidence) -> dict[str, Tests]:
+def looking(evidence: Evidence, pretrained: Path | None) -> dict[str, Tests]:
     """A1, A2, A13: of the family."""
     from a2_family import Members, matched
 
@@ -160,10 +139,7 @@ def looking(evidence: Evidence) -> dict[str, Tests]:
         for figure in ("mass", "hit")
         for size, state in (states or {size: f"{size}@matched" for size in ("ti", "s")}).items()
     ]  # fmt: skip
-    supervised = [
-        Apart("family", Column(f"supervised {size}", "mass"), Column(f"supervised {small}", "mass"), margin=-0.01)
-        for size in sizes[1:] or ("ti", "s")
-    ]
+    supervised = [Supervised(pretrained, size, small, margin=-0.01) for size in sizes[1:] or ("ti", "s")]
     takeover = [
         Apart("family", Column(large, "registers", less="two thirds"), Column(small, "registers", less="two thirds")),
         Apart("family", Column(small, "mass", less="best"), Column(large, "mass", less="best")),
@@ -304,12 +280,12 @@ def against_ifam(head: str, same: str, same_disjoint: str) -> dict[str, Tests]:
     return {"A12": tuple(tests)}
 
 
-def claims_about(evidence: Evidence, matrices: Sequence[Path]) -> list[Claim]:
+def claims_about(evidence: Evidence, matrices: Sequence[Path], pretrained: Path | None = None) -> list[Claim]:
     names = evidence.names("birds") or ["S"]
     counted = [re.match(r"A2 (.+)>", name) for name in lines_in(evidence.runs / "birds") if name.endswith(" 2 crops")]
     head = counted[0][1] if counted and counted[0] else names[0]
     names = [head, *(name for name in names if name != head)]
-    tests = looking(evidence) | {"A4": pairs_of_sizes(evidence, head, names)}
+    tests = looking(evidence, pretrained) | {"A4": pairs_of_sizes(evidence, head, names)}
     same, same_disjoint = (same_as_ifam(evidence, kind, head) for kind in ("birds", "disjoint"))
     tests |= crops_against_the_whole(head, names) | with_dfr(head, names) | off_centre(head, names, same)
     tests |= how_to_look(head, names) | adapted(head) | against_ifam(head, same, same_disjoint)
@@ -343,6 +319,8 @@ class A2Claims:
     """The same on the set whose scenes are disjoint."""
     matrix: tuple[Path, ...] = ()
     """matrix.json of `sightline matrix`."""
+    pretrained: Path | None = None
+    """What `benchmarks/pretrain.py family --out` wrote, for sizes trained with labels."""
     out: Path | None = None
 
 
@@ -364,7 +342,7 @@ def show(concluded: Sequence[tuple[Claim, str, list[Finding]]]) -> None:
 def main() -> None:
     config = tyro.cli(A2Claims, description=__doc__)
     evidence = Evidence(config.runs, config.ifam, config.ifam_disjoint)
-    every = claims_about(evidence, config.matrix)
+    every = claims_about(evidence, config.matrix, config.pretrained)
     if unknown := set(config.only) - {claim.id for claim in every}:
         raise UserError(f"--only {' '.join(sorted(unknown))}: known are {', '.join(claim.id for claim in every)}")
     chosen = [claim for claim in every if not config.only or claim.id in config.only]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -170,4 +169,25 @@ def show_all(found: Found, *, markdown: bool) -> None:
 def record_all(path: Path, found: Found, note: str) -> None:
     from record import record
 
-    record(path, "cpu", ({"note": note} if note else {}) | {"sets": json.loads(json.dumps(found))})
+    record(
+        path, "cpu", ({"note": note} if note else {}) | {"sets": {name: in_short(one) for name, one in found.items()}}
+    )
+
+
+SAID = {"val": ("balanced",), "test": ("accuracy", "mean_of_groups", "worst_group", "groups")}
+
+
+def in_short(found: Any) -> Any:
+    """Of hundreds of rows: what is said of each, with its interval, rounded; the runs' own files have the rest."""
+    if isinstance(found, list):
+        return [in_short(one) for one in found]
+    if not isinstance(found, dict):
+        return found
+    if "low" in found:
+        interval = [round(found["low"], 5), round(found["high"], 5)]
+        kept = {key: found[key] for key in ("n", "of", "verdict") if found.get(key)}
+        return {"value": round(found["value"], 5), "interval": interval} | kept
+    if "metrics" in found:
+        metrics = {k: {name: one[name] for name in SAID[k] if one.get(name)} for k, one in found["metrics"].items()}
+        found = found | {"metrics": metrics}
+    return {key: in_short(one) for key, one in found.items() if one not in (None, {})}

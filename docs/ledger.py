@@ -1,6 +1,6 @@
 """Writes what the pages say of measurements from benchmarks/results, so that they cannot go stale.
 
-python docs/ledger.py            # docs/ledger.md, and the tables in docs/choosing.md
+python docs/ledger.py            # docs/ledger.md, docs/results_a2.md, and the tables in docs/choosing.md
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from a2_page import page as a2_page
+
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
 NOT_RUN, NOT_TESTABLE = "not run", "not testable here"
@@ -22,6 +24,7 @@ FAMILIES = {
     "A": ("A²", "a2.py"),
     "R": ("RobustViT", "relevance.py"),
     "B": ("Ours", "claims.py"),
+    "I": ("Ours, of interventions", "interventions.py"),
 }
 INTRODUCTION = """\
 # The papers' claims
@@ -88,7 +91,7 @@ def known_claims(results: Path) -> dict[str, list[tuple[str, dict[str, Any]]]]:
         for claim in read(path)["claims"]:
             said.setdefault(claim["id"], []).append((path.name, claim))
     found = {}
-    for name in sorted(said, key=lambda one: ("FARB".index(one[0]), int(one[1:]))):
+    for name in sorted(said, key=lambda one: (list(FAMILIES).index(one[0]), int(one[1:]))):
         tested = [one for one in said[name] if one[1]["verdict"] not in (NOT_RUN, NOT_TESTABLE)]
         untestable = [one for one in said[name] if one[1]["verdict"] == NOT_TESTABLE]
         found[name] = tested or untestable[:1] or said[name][:1]
@@ -195,6 +198,7 @@ def with_tables(page: str, results: Path = RESULTS) -> str:
 
 def main() -> None:
     (DOCS / "ledger.md").write_text(ledger(), encoding="utf-8")
+    (DOCS / "results_a2.md").write_text(a2_page(RESULTS), encoding="utf-8")
     choosing = DOCS / "choosing.md"
     choosing.write_text(with_tables(choosing.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -14,9 +14,10 @@ from sightline.metrics import Estimate
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import a2_claims
-from a2_claims import Apart, Contrast, Duel, claims_about, inside, less
+from a2_claims import Apart, Contrast, claims_about, inside, less
 from a2_evidence import Column, Evidence, contrast
 from a2_family import Members, knn, matched
+from a2_files import Duel, Supervised
 from a2_results import stratum
 from claims import FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED, conclude, find
 from waterbirds_rows import folder_of
@@ -170,6 +171,20 @@ def test_a_new_pairing_must_beat_the_best_published_one(evidence, tmp_path, low,
     path.write_text(json.dumps({"data": "birds", "best_new_against_best_published": [told, told | {"gain": gain}]}))
     assert Duel(path).find(evidence).verdict == expected
     assert find(Duel(None), evidence).verdict == NOT_RUN
+
+
+@pytest.mark.parametrize(("mass", "expected"), [(0.12, HOLDS), (0.05, FAILS), (0.095, UNDECIDED)])
+def test_sizes_trained_with_labels_are_held_against_both_intervals(evidence, tmp_path, mass, expected):
+    figure = {"value": 0.1, "interval": [0.097, 0.103], "n": 9}
+    other = {"value": mass, "interval": [mass - 0.004, mass + 0.004], "n": 9}
+    family = [{"size": "nano", "supervised": {"mass": figure}}, {"size": "ti", "supervised": {"mass": other}}]
+    path = tmp_path / "family.json"
+    path.write_text(json.dumps({"family": family}))
+    found = Supervised(path, "ti", "nano", margin=-0.008).find(evidence)
+    assert found.verdict == expected
+    assert found.difference.low == pytest.approx(mass - 0.1 - 0.005)
+    assert find(Supervised(path, "s", "nano"), evidence).note == "nobody has measured where supervised s looks"
+    assert find(Supervised(None, "ti", "nano"), evidence).verdict == NOT_RUN
 
 
 def test_contrasts_draw_the_same_pictures_for_all_rows(evidence):

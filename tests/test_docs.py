@@ -11,8 +11,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tyro
 from PIL import Image
@@ -23,6 +26,7 @@ from .commands import SMALL, toy_pictures, typed
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -135,6 +139,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
 
 @pytest.fixture(scope="module")
 def ledger():
+    sys.path.append(str(DOCS))  # it has neighbours
     spec = importlib.util.spec_from_file_location("ledger", DOCS / "ledger.py")
     assert spec is not None
     assert spec.loader is not None
@@ -146,6 +151,7 @@ def ledger():
 def test_the_ledger_and_the_tables_are_those_of_the_results(ledger):
     remedy = "run `python docs/ledger.py`"
     assert (DOCS / "ledger.md").read_text(encoding="utf-8") == ledger.ledger(), remedy
+    assert (DOCS / "results_a2.md").read_text(encoding="utf-8") == ledger.a2_page(RESULTS), remedy
     choosing = (DOCS / "choosing.md").read_text(encoding="utf-8")
     assert choosing == ledger.with_tables(choosing), remedy
 
@@ -182,3 +188,98 @@ def test_a_file_that_tested_a_claim_counts_before_one_that_did_not(ledger, tmp_p
         "| A3 | Crops help. *1* | **holds** | a − b: +2.0 [1.0, 3.0] | `claims_2.json` |",
         "| A15 | Crops help. *1* | **not testable here** | no weights | `claims_1.json` |",
     ]
+
+
+# What stands in a line of the table of results, and the rows that it is about.
+HEADLINE = {
+    "frozen probe (one seed)": ["probe"],
+    "ERM": ["ERM"],
+    "PDiscoFormer, K = 4": ["PDiscoFormer K=4"],
+    "iFAM with whole patches, as in the papers, K = 1 / 4": ["iFAM K=1", "iFAM K=4"],
+    "… as in its published code (`--preset published`), K = 1": ["iFAM K=1, published"],
+    "iFAM, our default: pixels": ["iFAM K=1, pixels"],
+    "true masks, whole patches: late / early": ["late mask, true", "early mask, true"],
+    "true masks, pixels": ["early mask, true, pixels"],
+}
+
+
+def headline(said: str, rows: list[dict[str, Any]], percent) -> list[str]:
+    """A line of the table as it should be: of one row with every interval, of two with those of the worst group."""
+    figures = [row["metrics"]["test"] for row in rows]
+    means, worst = (
+        [percent(one[name]).replace(" [", " % [") for one in figures] for name in ("mean_of_groups", "worst_group")
+    )
+    mean = means[0] if len(rows) == 1 else " / ".join(one.split()[0] for one in means) + " %"
+    found = [row["sight"]["test"] for row in rows if row["sight"] and "true" not in row["row"]]
+    seen = [" / ".join(f"{one[name]['value']:.2f}".lstrip("0") for name in ("grid_iou", "pixel_iou")) for one in found]
+    return [said, mean, " / ".join(worst), ", ".join(seen)]
+
+
+def test_the_table_of_results_says_what_was_measured(ledger):
+    files = [json.loads((RESULTS / f"wbr_ti_{name}.json").read_text(encoding="utf-8")) for name in ("papers", "pixels")]
+    known = {row["row"]: row for file in files for row in file["rows"]}
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\|(.*)\|$", page[page.index("\n## Results") :], re.MULTILINE)[2:]
+    said = [[cell.strip(" *") for cell in line.split("|")] for line in lines]
+    wanted = [headline(words, [known[row] for row in rows], ledger.percent) for words, rows in HEADLINE.items()]
+    assert said == wanted
+    assert {len(known[rows[0]]["seeds"]) for words, rows in HEADLINE.items() if "seed" not in words} == {3}
+
+
+def test_what_it_costs_is_what_was_counted():
+    counted = json.loads((RESULTS / "pixel_operations.json").read_text(encoding="utf-8"))["rows"]
+    gflops = {row["variant"]: f"{row['gflops']:.1f}" for row in counted}
+    names = ("the default", "pixels, zoom, look at twice the size", "patches", "the dense ViT")
+    default, once, patches, dense = (gflops[name] for name in names)
+    sentence = f"{default} GFLOPs per picture ({once} with `--look-again False`), with patches {patches}, for the dense"
+    assert f"{sentence} ViT {dense}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+NUMBER = r"([+-]?\d*\.?\d+)"
+FIGURE = re.compile(rf"{NUMBER}(?: ?%| points| times)* \[{NUMBER}, {NUMBER}[^\]]*\]")  # with its interval
+ENDS = ("interval", "middle_80_percent", "lowest_highest", "share_of_limit_lowest_highest")
+
+
+def figures_in(result: Any) -> Iterator[tuple[float, float, float]]:
+    """Every figure of a result file that has an interval."""
+    if isinstance(result, list):
+        yield from (one for some in result for one in figures_in(some))
+    elif isinstance(result, dict):
+        ends = [(result[end][0], result[end][1]) for end in ENDS if result.get(end)]
+        ends += [(result["low"], result["high"])] if "low" in result else []
+        values = [value for value in result.values() if isinstance(value, float)]
+        yield from ((value, low, high) for value in values for low, high in ends if low <= value <= high)
+        yield from (one for some in result.values() for one in figures_in(some))
+
+
+@pytest.fixture(scope="module")
+def measured() -> np.ndarray:
+    """[figures, 3]: as they are, in per cent, the other way round, and how many times as much the other one was."""
+    files = sorted(RESULTS.glob("*.json"))
+    known = np.array([one for path in files for one in figures_in(json.loads(path.read_text(encoding="utf-8")))])
+    known = np.unique(known, axis=0)
+    turned = known[:, [0, 2, 1]]
+    with np.errstate(divide="ignore"):
+        return np.concatenate([known, 100 * known, -100 * turned, 1 / turned])
+
+
+def measured_part(page: Path) -> str:
+    """Without what a user's own `make demo` shows, and without what a test itself holds."""
+    text = page.read_text(encoding="utf-8")
+    start = {"README.md": "\n## Results", "docs/interventions.md": "\n## The fine print"}.get(name_of(page), "")
+    return "\n".join(line for line in text[text.index(start) :].splitlines() if "`tests/" not in line)
+
+
+@pages
+def test_every_figure_with_an_interval_is_in_a_file_of_results(page, measured):
+    unknown = []
+    for figure in FIGURE.finditer(measured_part(page)):
+        numbers = np.array([float(number) for number in figure.groups()])
+        steps = np.array([10.0 ** -len(number.partition(".")[2]) for number in figure.groups()])
+        if not (abs(measured - numbers) <= 0.5 * steps + 1e-9).all(axis=1).any():
+            unknown.append(figure.group())
+    assert unknown == []
+
+
+def test_figures_are_found_on_the_pages_at_all():
+    assert sum(len(FIGURE.findall(measured_part(page))) for page in PAGES) > 500

@@ -152,6 +152,13 @@ def test_a_grid_can_be_put_together_without_computing(grid, computed):
         fill(replace(config, collect=True, out=config.folder / "elsewhere"))
 
 
+def test_a_grid_is_not_put_together_with_other_data(grid, tmp_path):
+    config, found = grid
+    other = write_toy(tmp_path / "toy", train=8, val=8, test=found.cells[0].metrics.n + 4)
+    with pytest.raises(UserError, match="name the data that it was filled with"):
+        fill(replace(config, data=other, out=config.folder, collect=True))
+
+
 def test_one_more_what_costs_only_its_own_work(grid, computed):
     config, found = grid
     more = fill(replace(config, what=(*WHATS, f"crop-dfr:{NANO}")))

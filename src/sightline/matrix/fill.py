@@ -46,7 +46,7 @@ def fill(config: Matrix, told: Callable[[Cell], None] = lambda _: None) -> Grid:
     folder = config.folder
     make_folder(folder)
     if config.collect:
-        cells = collected(folder, wheres, whats)
+        cells = collected(folder, wheres, whats, len(rows.where("test")))
     else:
         cells = fill_all(wheres, whats, Bench(config, rows, accelerator.device), told)
     grid = grid_of(cells, wheres, whats, rows, config)
@@ -67,11 +67,17 @@ def fill_all(wheres: list[Word], whats: list[Word], bench: Bench, told: Callable
     return cells
 
 
-def collected(folder: Path, wheres: list[Word], whats: list[Word]) -> list[Cell]:
+def collected(folder: Path, wheres: list[Word], whats: list[Word], pictures: int) -> list[Cell]:
     """What is there; paths may be others than where it was filled, so that the short names decide."""
     there = {(cell.where.short, cell.what.short): cell for cell in read_cells(folder / "cells.jsonl").values()}
     if not there:
         raise UserError(f"{folder / 'cells.jsonl'}: no filled cells to collect; leave --collect out to fill them")
+    for cell in there.values():
+        if cell.metrics is not None and cell.metrics.n != pictures:
+            raise UserError(
+                f"{folder / 'cells.jsonl'}: filled with {cell.metrics.n:,} test pictures, and these data have "
+                f"{pictures:,}; name the data that it was filled with"
+            )
     pairs = [(where, what) for where in wheres for what in whats]
     return [
         replace(there[key], where=where, what=what)

@@ -1,0 +1,200 @@
+"""Writes docs/results_a2.md from benchmarks/results/a2_h200.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+FILE = "a2_h200.json"
+S, TI = "S", "Ti"
+BEGINNING = """\
+# A² on birds
+
+<!-- Written by docs/ledger.py from benchmarks/results/a2_h200.json: change docs/a2_page.py, not this. -->
+
+A self-supervised ViT-S (S) and a supervised ViT-Ti (Ti), frozen: one looks, one answers; in `A² S>Ti`, S looks and Ti
+answers. Everything is of test pictures, in per cent with 95 % intervals over pictures; n = {n:,} unless a table says
+otherwise. A logistic regression has no seeds, and there is one pretrained backbone of each kind. S saw these
+photographs before, without labels. Which block and heads a backbone looks with was chosen, set by set, by
+class-balanced accuracy on validation data: {looks}.
+Verdicts on the paper's claims are in [the ledger](ledger.md); every row, with its command, in
+`benchmarks/results/{file}`.
+
+The short of it: crops help where the features of whole pictures follow the background. On Waterbirds that is S, not the
+supervised Ti; where each class has a scene of its own, it is both. Crops are only as good as where they look (true
+masks, moved bit by bit, show it), fewer are better, and even the best crop shows what is around the bird. What hides
+every pixel around it, [iFAM](results.md), is far ahead on the same pictures. Where the place is what is asked for, the
+adapter finds it.
+"""
+COMMANDS = """\
+## To run it
+
+```
+sightline data waterbirds --cub PACKS --scenes PACKS --out waterbirds
+sightline data scenes-o2o --cub PACKS --scenes PACKS --out scenes-o2o
+sightline data scenes-disjoint --cub PACKS --scenes PACKS --out scenes-disjoint
+sightline data displaced --cub PACKS --scenes PACKS --out displaced
+python benchmarks/a2.py waterbirds --backbones S=dino_s16_reg4.safetensors Ti=vit_ti16_augreg_in1k.safetensors --o2o scenes-o2o --disjoint scenes-disjoint --displaced displaced --out a2.json
+```
+"""  # noqa: E501
+Rows = dict[str, dict[str, Any]]
+
+
+def said(figure: dict[str, Any] | None) -> str:
+    return (
+        ""
+        if figure is None
+        else "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in (figure["value"], *figure["interval"])))
+    )
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def worst(row: dict[str, Any] | None) -> str:
+    return said(row and row["metrics"]["test"]["worst_group"])
+
+
+def accuracy(row: dict[str, Any] | None) -> str:
+    return said(row and row["metrics"]["test"]["accuracy"])
+
+
+def part(name: str, figure: str) -> Callable[[dict[str, Any] | None], str]:
+    return lambda row: said(row and row.get("parts", {}).get(name, {}).get(figure))
+
+
+def rows_in(found: dict[str, Any], name: str) -> Rows:
+    return {row["row"]: row for row in found["sets"][name]["rows"]}
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+CONTROLS = {
+    "whole picture": "full, {}",
+    "whole picture, plain regression": "full, {}, plain",
+    "whole picture at twice the size": "full at twice the size, {}",
+    "S²": "S2, {}",
+    "centre, 4/7 of the side": "centre, {}",
+    "centre, 2/7": "centre 2/7, {}",
+    "random, 2/7": "random, {}",
+}
+CROPPED = {
+    "A² {}>*, last block, mean of heads": "A2 {}>{}, block -1, mean",
+    "A² {}>*": "A2 {}>{}",
+    "A² {}>*, plain regression": "A2 {}>{}, plain",
+}
+LABELLED = {"DFR on validation groups": "DFR val, {}", "DFR on training groups": "DFR train, {}"}
+CROPPED_LABELLED = {
+    "A² {}>*, DFR on validation groups": "A2 {}>{}, DFR val",
+    "A² {}>*, DFR on training groups": "A2 {}>{}, DFR train",
+}
+
+
+def names_of(labelled: bool) -> dict[str, Callable[[str], str]]:
+    """Words -> the row's name, given who answers."""
+    alone, crops = (LABELLED, CROPPED_LABELLED) if labelled else (CONTROLS, CROPPED)
+    found = {words: name.format for words, name in alone.items()}
+    for looks in (S, TI):
+        for words, name in crops.items():
+            found[words.format(looks)] = lambda what, name=name, looks=looks: name.format(looks, what)
+    return found
+
+
+def pairs(rows: Rows, *, labelled: bool = False) -> str:
+    lines = []
+    for words, name in names_of(labelled).items():
+        of = [rows.get(name(what)) for what in (S, TI)]
+        if any(of):
+            lines.append([words, *(show(row) for row in of for show in (worst, accuracy))])
+    return table(["", "S answers: worst group", "accuracy", "Ti answers: worst group", "accuracy"], lines)
+
+
+def off_centre(rows: Rows) -> str:
+    shown = {"nearest": "nearest 10 %", "farthest": "farthest 10 %", "centred": "centred", "displaced": "displaced"}
+    lines = [
+        [words.replace("*", what), *(part(name, "accuracy")(rows.get(row(what))) for name in shown.values())]
+        for what in (S, TI)
+        for words, row in {
+            f"whole picture, {what}": "full, {}".format, f"centre 4/7, {what}": "centre, {}".format,
+            f"centre 2/7, {what}": "centre 2/7, {}".format, "A² S>*": "A2 S>{}".format, "A² Ti>*": "A2 Ti>{}".format,
+        }.items()
+    ]  # fmt: skip
+    return table(
+        ["accuracy", "birds nearest the centre, 10 %", "farthest, 10 %", "the set, centred", "displaced"], lines
+    )
+
+
+def steps(rows: Rows, names: dict[str, str], answers: Iterable[str] = (S, TI)) -> str:
+    """`names`: words -> a row's name with {} for who answers."""
+    head = ["", *(f"{what} answers: {figure}" for what in answers for figure in ("worst group", "accuracy"))]
+    lines = [
+        [words, *(show(rows.get(name.format(what))) for what in answers for show in (worst, accuracy))]
+        for words, name in names.items()
+    ]
+    return table(head, lines)
+
+
+def sizes(rows: Rows) -> str:
+    """Of a family: who looks, by who answers."""
+    members = ("nano", "ti", "s")
+    shown = {
+        "whole picture": "full, {}",
+        **{f"{a} looks, last block, mean": f"A2 {a}>{{}}, block -1, mean" for a in members},
+    }
+    shown |= {f"{a} looks, as chosen": f"A2 {a}>{{}}" for a in members}
+    shown["s looks, when its neighbours were as good as nano's"] = "A2 s-matched>{}, block -1, mean"
+    lines = [[words, *(worst(rows.get(name.format(what))) for what in members)] for words, name in shown.items()]
+    return table(["worst group", *(f"{what} answers" for what in members)], lines)
+
+
+COUNTS = {"1 crop": "A2 S>{}", **{f"{k} crops": f"A2 S>{{}}, {k} crops" for k in (2, 3, 4)}}
+SIDES = {
+    "1/7 of the side": "A2 S>{}, crops 1/7", "2/7": "A2 S>{}", "3/7": "A2 S>{}, crops 3/7", "4/7": "A2 S>{}, crops 4/7",
+    "2/7 and 1/7": "A2 S>{}, crops 2/7+1/7",
+}  # fmt: skip
+ORACLE = {f"{100 * mass:g} % of it on the bird": f"oracle {mass:g}, {{}}" for mass in (1, 0.8, 0.7, 0.6, 0.5, 0.4)}
+JOINED = {how: f"A2 {{0}}>{{0}}, block -1, {how}" for how in ("mean", "entropy", "lowest", "max")}
+TURNED = {
+    "whole picture": "full, {}",
+    "A² S>S, last block, mean of heads": "A2 S>S, block -1, mean",
+    "candidates, not adapted": "adapter {}, plain rule, untrained",
+    "adapted (3 seeds)": "adapter {}, plain rule",
+    "candidates, looking as at birds, not adapted": "adapter {}, look at birds, untrained",
+    "adapted (3 seeds), looking as at birds": "adapter {}, look at birds",
+}
+
+
+def page(results: Path) -> str:
+    found = json.loads((results / FILE).read_text(encoding="utf-8"))
+    birds, o2o, disjoint, toy, turned = (rows_in(found, name) for name in ("birds", "o2o", "disjoint", "toy", "turned"))
+    chosen = "; ".join(
+        f"{name}, {who}: {rows[f'A2 {who}>{who}']['look']['chosen']}"
+        for name, rows in (("Waterbirds", birds), ("one to one", o2o), ("disjoint", disjoint))
+        for who in (S, TI)
+    )
+    sets = {"birds": birds, "o2o": o2o, "disjoint": disjoint}
+    count = {name: rows["full, S"]["metrics"]["test"]["accuracy"]["n"] for name, rows in sets.items()}
+    many = toy["full, s"]["metrics"]["test"]["accuracy"]["n"]
+    both = "{}\n\nWith group labels:\n\n{}"
+    own = f"each class has a scene of its own in training, and another's in the test (n = {count['o2o']:,})"
+    sections = {
+        "Waterbirds rebuilt": both.format(pairs(birds), pairs(birds, labelled=True)),
+        "Away from the centre": off_centre(birds),
+        "How many crops": f"{steps(birds, COUNTS)}\n\nWhere {own}:\n\n{steps(o2o, COUNTS)}",
+        "How large": steps(birds, SIDES),
+        "How heads are joined": steps(birds, JOINED),
+        "True masks, moved": f"A crop where the mask is, of masks moved off the bird:\n\n{steps(birds, ORACLE)}",
+        "Scenes one to one": f"Here {own}.\n\n" + both.format(pairs(o2o), pairs(o2o, labelled=True)),
+        "Scenes disjoint": f"No scene of the test is in training (n = {count['disjoint']:,}).\n\n{pairs(disjoint)}",
+        "The task turned round": "The same pictures, asked for the place: the bird is the shortcut, and attention "
+        f"looks at it.\n\n{steps(turned, TURNED, (S,))}",
+        "Three sizes pretrained alike": "[Toy pictures](pretraining.md) where the place gives the class away "
+        f"(n = {many:,}).\n\n{sizes(toy)}",
+    }
+    text = BEGINNING.format(n=count["birds"], looks=chosen, file=FILE)
+    return "\n".join([text, *(f"## {title}\n\n{body}\n" for title, body in sections.items()), COMMANDS])
