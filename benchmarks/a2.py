@@ -34,7 +34,7 @@ from lanes import Job, deadline_in, say, side_by_side
 from sightline.errors import UserError
 from waterbirds_results import pack
 
-SETS = ("birds", "o2o", "disjoint", "turned", "toy", "family")
+SETS = ("birds", "o2o", "m2m", "disjoint", "turned", "toy", "family")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class A2Benchmark:
     """NAME=FILE, the self-supervised one first."""
     o2o: Path | None = None
     """`sightline data scenes-o2o`."""
+    m2m: Path | None = None
+    """`sightline data scenes-m2m`."""
     disjoint: Path | None = None
     """`sightline data scenes-disjoint`."""
     displaced: Path | None = None
@@ -98,7 +100,8 @@ def refuse(text: str) -> bool:
 
 def settings_of(config: A2Benchmark, backbones: dict[str, list[Backbone]]) -> dict[str, Setting]:
     cache = config.cache or config.runs.with_name(f"{config.runs.name}-cache")
-    data: dict[str, Path | None] = {"birds": config.data, "o2o": config.o2o, "disjoint": config.disjoint}
+    data: dict[str, Path | None] = {"birds": config.data, "o2o": config.o2o, "m2m": config.m2m}
+    data["disjoint"] = config.disjoint
     if config.turned_round and config.data is not None and backbones["turned"]:
         data["turned"] = turned_round(config.data, cache / "turned")
     if config.family is not None:

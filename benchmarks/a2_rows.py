@@ -184,7 +184,7 @@ def second_go(kind: str, backbones: Sequence[Backbone], by: Mapping[str, Look], 
     if kind in ("birds", "o2o"):
         kinds = ("val", "train") if kind == "birds" else ("train",)
         lines |= joined(chosen_otherwise(where, what, by[where], kinds=kinds) for where, what in pairs)
-    if kind in ("birds", "o2o", "disjoint"):
+    if kind in ("birds", "o2o", "m2m", "disjoint"):
         lines |= joined(counts(head, what, by[head]) for what in names)
     if kind == "birds":
         lines |= joined(map(oracle, names)) | joined(sizes(head, what, by[head]) for what in names)

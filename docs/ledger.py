@@ -1,6 +1,6 @@
 """Writes what the pages say of measurements from benchmarks/results, so that they cannot go stale.
 
-python docs/ledger.py            # docs/ledger.md, docs/results_a2.md, and the tables in docs/choosing.md
+python docs/ledger.py            # ledger.md, results_a2.md, and the tables in choosing.md and results.md
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from a2_page import page as a2_page
+from birds_tables import TABLES as BIRDS
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -186,21 +187,25 @@ def paired(results: Path = RESULTS) -> str:
     return table(*rows)
 
 
-def with_tables(page: str, results: Path = RESULTS) -> str:
+TABLES = {"choosing.md": {"measured": measured, "paired": paired}, "results.md": BIRDS}
+
+
+def with_tables(name: str, results: Path = RESULTS) -> str:
     """The page, with what stands between its marks made anew."""
-    for name, make in (("measured", measured), ("paired", paired)):
-        start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    page = (DOCS / name).read_text(encoding="utf-8")
+    for mark, make in TABLES[name].items():
+        start, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
         made = f"{start}\n\n{make(results)}\n\n{end}"
         page, times = re.subn(f"{start}.*?{end}", lambda _, made=made: made, page, flags=re.DOTALL)
-        assert times == 1, f"choosing.md has no place for the table {name}"
+        assert times == 1, f"{name} has no place for the table {mark}"
     return page
 
 
 def main() -> None:
     (DOCS / "ledger.md").write_text(ledger(), encoding="utf-8")
     (DOCS / "results_a2.md").write_text(a2_page(RESULTS), encoding="utf-8")
-    choosing = DOCS / "choosing.md"
-    choosing.write_text(with_tables(choosing.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in TABLES:
+        (DOCS / name).write_text(with_tables(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

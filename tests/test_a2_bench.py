@@ -88,7 +88,7 @@ def test_rows_are_kept_apart_on_disk():
     assert len({setting.folder(row) for row in rows}) == len({(row.name, row.seed) for row in rows}) == len(rows)
 
 
-@pytest.mark.parametrize("kind", ["birds", "o2o", "disjoint", "turned", "toy"])
+@pytest.mark.parametrize("kind", ["birds", "o2o", "m2m", "disjoint", "turned", "toy"])
 def test_every_row_is_something_a_user_could_type(kind):
     looks = {"S": Look(heads="1"), "Ti": Look(-3)}
     setting = Setting(Path("data"), Path("runs"), Path("cache"), {one.name: one.file for one in TWO})
