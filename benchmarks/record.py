@@ -28,7 +28,9 @@ def record(path: Path, device: str, content: dict[str, Any]) -> None:
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
+    """Of this project, wherever it is called from."""
+    command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def _without_folders(argument: str) -> str:

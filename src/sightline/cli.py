@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import sys
 from typing import Annotated
 
@@ -124,6 +125,7 @@ def part_company() -> None:
     """Where several processes worked together: threads that talk to the others must not outlive this one's work."""
     together = sys.modules.get("torch.distributed")
     if together is not None and together.is_available() and together.is_initialized():
+        gc.collect()  # models hold the group, too
         together.destroy_process_group()
 
 

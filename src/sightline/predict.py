@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,10 @@ def make_accelerator(device: str = "auto", precision: str = "fp32") -> Accelerat
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         # Accelerate keeps the first settings of a Python process for all later ones.
         AcceleratorState._reset_state(reset_partial_state=True)
+    elif torch.distributed.is_available():
+        # Imported later, by the first model that is wrapped, its functions' defaults would hold the group of processes
+        # for good; then the group's threads outlive Python, and now and then abort.
+        import_module("torch.distributed.nn.functional")
     return Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bf16" else "no")
 
 
