@@ -6,10 +6,11 @@
     python benchmarks/relevance.py --collect --runs runs/relevance --out benchmarks/results/relevance_h200.json
     python benchmarks/relevance_claims.py runs/relevance --out benchmarks/results/claims_relevance.json
 
-One run folder per row and seed, several trained side by side, a JSON line for each; what is finished is skipped, what
-was interrupted goes on: call it again. Few validation pictures choose weights and rates (`--val`), since they are
-looked at after every epoch. Of ImageNet there is one photograph per class: half of the classes teach, with masks that
-nobody drew, and the other half are tested (n = 500: less than 3 points are undecided).
+One run folder per row and seed, several trained side by side, a JSON line for each; what is finished is skipped, also
+where it lies without weights, as `--pack` takes it along; what was interrupted goes on: call it again. Few validation
+pictures choose weights and rates (`--val`), since they are looked at after every epoch. Of ImageNet there is one
+photograph per class: half of the classes teach, with masks that nobody drew, and the other half are tested (n = 500:
+less than 3 points are undecided).
 """
 
 from __future__ import annotations
@@ -18,22 +19,27 @@ import contextlib
 import csv
 import json
 import shlex
+import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tyro
 
 from lanes import Job, as_typed, deadline_in, say, side_by_side, with_files
 from relevance_data import few_to_validate, imagenet_lines, lines_of, write_lines
-from relevance_rows import COST, RATES, RULE, Row, beginnings, chosen, rates
+from relevance_rows import COST, HEADLINES, RATES, RULE, Row, beginnings, chosen, rates, same_as
 from sightline.errors import UserError
 from waterbirds_rows import folder_of
+
+if TYPE_CHECKING:
+    from sightline.runs import Run
 
 SETS = ("birds", "cub", "si", "imagenet")
 FROM_A_METHOD = {"robustvit": "RobustViT", "rrr": "RRR", "gradmask": "GradMask"}
@@ -103,8 +109,34 @@ class Setting:
     def measured(self, row: Row) -> Path:
         return self.folder(row) / "stress" / "test.csv"
 
+    def is_trained(self, row: Row) -> bool:
+        return (self.folder(row) / "metrics.json").exists()
+
+    def is_measured(self, row: Row) -> bool:
+        return not row.tests or self.measured(row).exists()
+
+    def has_weights(self, row: Row) -> bool:
+        return self.is_trained(row) and (self.folder(row) / "best.safetensors").exists()
+
     def lacks(self, row: Row) -> bool:
-        return not (self.folder(row) / "metrics.json").exists() or not self.measured(row).exists()
+        return not self.is_trained(row) or not self.is_measured(row)
+
+    def trained_as(self, row: Row) -> Row | None:
+        """The finished run of another name that is the same and can be had for it: with its weights, or with all that
+        would be measured with them."""
+        other = same_as(row)
+        if other is None or not self.is_trained(other):
+            return None
+        whole = set(row.tests) <= set(other.tests) and self.is_measured(other)
+        return other if whole or self.has_weights(other) else None
+
+    def needed_by(self, row: Row) -> list[Row]:
+        """The runs whose weights it takes to do what is left."""
+        if self.is_trained(row):
+            return [row]
+        if self.trained_as(row) is not None:
+            return []
+        return [Row(row.set, word[1:], "", row.seed) for word in shlex.split(row.line) if word[0] == "@"]
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -152,12 +184,15 @@ def do(setting: Setting, row: Row, note: dict[str, Any] | None = None) -> dict[s
 
     began, folder, config = time.perf_counter(), setting.folder(row), setting.config
     with contextlib.redirect_stdout(sys.stderr):
-        if not (folder / "metrics.json").exists():
-            train(command_of(setting, row))
-            (folder / "last.safetensors").unlink(missing_ok=True)  # three times the weights
-        read_run(folder).note(benchmark={"row": row.name, "line": row.line, "rate": note})
+        if not setting.is_trained(row):
+            if other := setting.trained_as(row):
+                take_over(setting.folder(other), folder, measured=set(row.tests) <= set(other.tests))
+            else:
+                train(command_of(setting, row))
+                (folder / "last.safetensors").unlink(missing_ok=True)  # three times the weights
+        note_row(read_run(folder), row, note)
         trained = time.perf_counter() - began
-        if not setting.measured(row).exists():
+        if not setting.is_measured(row):
             asked: Any = {"tests": row.tests, "maps": ("gae",), "limit": config.limit, "subsets": config.subsets}
             asked |= {
                 "steps": STEPS,
@@ -172,6 +207,22 @@ def do(setting: Setting, row: Row, note: dict[str, Any] | None = None) -> dict[s
     return about | {"seconds": seconds}
 
 
+def take_over(finished: Path, folder: Path, *, measured: bool) -> None:
+    """All files of a run that is the same. The one that says that it is finished comes last."""
+    left = {"metrics.json", "last.safetensors"} | (set() if measured else {"stress"})
+    shutil.copytree(finished, folder, ignore=lambda _, names: left & set(names), dirs_exist_ok=True)
+    (folder / "last.safetensors").unlink(missing_ok=True)  # of one that was begun
+    shutil.copy2(finished / "metrics.json", folder)
+
+
+def note_row(run: Run, row: Row, rate: dict[str, Any] | None) -> None:
+    """In run.json; if it was trained under another name, also that."""
+    known = run.facts.get("benchmark", {})
+    trained_as = known.get("trained_as") or known.get("row", row.name)
+    other = {"trained_as": trained_as} if trained_as != row.name else {}
+    run.note(benchmark={"row": row.name, "line": row.line, "rate": rate} | other)
+
+
 def figures_of(folder: Path) -> dict[str, Any]:
     """In short."""
     from sightline.audit.stressed import Stressed
@@ -182,11 +233,12 @@ def figures_of(folder: Path) -> dict[str, Any]:
     found = {"accuracy": test.accuracy.value, "worst": (test.worst_group or test.worst_class).value}
     if "val" in splits:
         found["val_balanced"] = Metrics.from_dict(splits["val"]).balanced.value
-    known = Stressed.from_dict(json.loads((folder / "stress" / "test.json").read_text(encoding="utf-8")))
-    found |= {f"{curve.direction} gae": curve.mean.value for curve in known.curves if curve.map == "gae"}
-    found |= {"mass": known.masks["gae"]["mass"].value} if known.masks else {}
-    found |= {f"{name.split()[0]}-NN": one.value for name, one in known.neighbours.items()}
-    found |= {"any label": known.subsets.reached.value} if known.subsets else {}
+    if (path := folder / "stress" / "test.json").exists():
+        known = Stressed.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        found |= {f"{curve.direction} gae": curve.mean.value for curve in known.curves if curve.map == "gae"}
+        found |= {"mass": known.masks["gae"]["mass"].value} if known.masks else {}
+        found |= {f"{name.split()[0]}-NN": one.value for name, one in known.neighbours.items()}
+        found |= {"any label": known.subsets.reached.value} if known.subsets else {}
     return {name: round(value, 4) for name, value in found.items()}
 
 
@@ -211,6 +263,11 @@ def balanced_on(folder: Path, few: Path) -> float:
     seen = seen_in(folder / "predictions" / "val.csv")
     labels, right = np.array(seen.labels), seen.correct
     kept = np.array([image in wanted for image in seen.images])
+    if kept.sum() < len(wanted):
+        raise UserError(
+            f"{folder}: has not answered the validation pictures of {few}, or calls them by other names; keep data and "
+            "--cache where they were, seen from each other"
+        )
     return float(np.mean([right[kept & (labels == label)].mean() for label in np.unique(labels[kept])]))
 
 
@@ -258,12 +315,28 @@ def is_wanted(row: Row, config: RelevanceBenchmark) -> bool:
     return named and row.seed in config.seeds
 
 
+def in_turn(rows: Iterable[Asked]) -> list[Asked]:
+    """The headline rows of all sets before others, seed by seed, and of every set one after the other."""
+    before: Counter[str] = Counter()
+    keyed = []
+    for asked in rows:
+        row = asked[1]
+        keyed.append(((row.name not in HEADLINES, row.seed, before[row.set]), asked))
+        before[row.set] += 1
+    return [asked for _, asked in sorted(keyed, key=lambda one: one[0])]
+
+
 def do_all(config: RelevanceBenchmark, rows: Iterable[Asked], deadline: float | None) -> None:
-    jobs = [
-        Job({"set": row.set, "row": row.name, "seed": row.seed}, do, (setting, row, note))
-        for setting, row, note in sorted(rows, key=lambda asked: asked[1].seed)
-        if setting.lacks(row) and is_wanted(row, config)
-    ]
+    jobs = []
+    for setting, row, note in in_turn(rows):
+        about = {"set": row.set, "row": row.name, "seed": row.seed}
+        if not setting.lacks(row) or not is_wanted(row, config):
+            continue
+        if lost := next((one for one in setting.needed_by(row) if not setting.has_weights(one)), None):
+            again = f"train it again, without the folder {setting.folder(lost).name}, or bring best.safetensors"
+            say(about | {"skipped": f"no weights of {lost.name} seed {lost.seed}: {again}"})
+            continue
+        jobs.append(Job(about, do, (setting, row, note)))
     side_by_side(jobs, config.parallel, deadline)
 
 
@@ -275,8 +348,8 @@ def run(config: RelevanceBenchmark) -> None:
         do_all(config, [(setting, row, None) for name, setting in settings.items() for row in rows_of(name)], deadline)
     jobs = []
     for name, setting in settings.items():
-        found = chosen_rates(setting, name)
-        jobs += [(setting, row, note) for row, note in with_rates(chosen(name), found)]
+        wanted = [row for row in chosen(name) if is_wanted(row, config)]
+        jobs += [(setting, row, note) for row, note in with_rates(wanted, chosen_rates(setting, name))]
     do_all(config, jobs, deadline)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,9 +20,12 @@ from sightline.metrics import Estimate
 from waterbirds_results import answers_of, facts_of
 from waterbirds_rows import folders_of
 
+AS_THEY_WERE = "before"
 CORRECT = "accuracy"
 WORST = "worst group"
 USUAL = ("landbird/land", "waterbird/water")
+OF_MAPS = ("mass gae", "hit gae", "positive gae", "negative gae")
+OF_FEATURES = ("1 neighbours", "10 neighbours")  # none of ImageNet, which has one photograph of each class
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,24 @@ class Evidence:
             return found
         raise Missing(f"no run of {row!r} on {kind}")
 
-    def values(self, kind: str, row: str, measure: str, part: str = "all") -> dict[int, dict[str, float]]:
+    def in_common(self, kind: str, ours: str, theirs: str) -> list[dict[int, Path]]:
+        """The runs of two rows, by the seeds that both have: what goes on with another run is held against that run,
+        and not against its other seeds. The weights as they were have none, and stand beside each."""
+        sides = [self.folders(kind, row) for row in (ours, theirs)]
+        for side, other, row in ((0, 1, ours), (1, 0, theirs)):
+            if row == AS_THEY_WERE:
+                sides[side] = dict.fromkeys(sides[other], next(iter(sides[side].values())))
+        seeds = sorted(set(sides[0]) & set(sides[1]))
+        if not seeds:
+            raise Missing(f"{ours!r} and {theirs!r} on {kind} have no seed in common")
+        return [{seed: side[seed] for seed in seeds} for side in sides]
+
+    def values(
+        self, kind: str, runs: Mapping[int, Path], measure: str, part: str = "all"
+    ) -> dict[int, dict[str, float]]:
         """By seed and picture; `part` may be of PARTS, and of the classes that were learnt from or not."""
         found = {}
-        for seed, folder in self.folders(kind, row).items():
+        for seed, folder in runs.items():
             known = pictures_in(folder)
             every = known.right if measure == CORRECT else column_in(folder, measure)
             found[seed] = {image: value for image, value in every.items() if self.is_in(kind, part, known, image, seed)}
@@ -140,30 +157,30 @@ def figure(values: np.ndarray) -> Estimate:
 def versus(
     evidence: Evidence, kind: str, ours: tuple[str, str], theirs: tuple[str, str], part: str = "all"
 ) -> tuple[dict[str, Estimate], Estimate, dict[str, int]]:
-    """Rows and measures of two sides on the same pictures: the figures, the difference, and how many seeds."""
+    """Rows and measures of two sides on the same pictures and with the same seeds: the figures, the difference, and how
+    many seeds."""
     if ours[1] == theirs[1] == WORST:
         return worst(evidence, kind, ours[0], theirs[0])
-    sides = [evidence.values(kind, *side, part) for side in (ours, theirs)]
+    runs = evidence.in_common(kind, ours[0], theirs[0])
     if part.endswith("learnt"):  # which classes those are depends on the seed: only one can be asked about
-        both = min(set(sides[0]) & set(sides[1]), default=None)
-        if both is None:
-            raise Missing(f"{ours[0]} and {theirs[0]} have no seed in common")
-        sides = [{both: side[both]} for side in sides]
+        runs = [dict([next(iter(some.items()))]) for some in runs]
+    sides = [evidence.values(kind, some, side[1], part) for some, side in zip(runs, (ours, theirs), strict=True)]
     images = sorted(set.intersection(*(set(seed) for side in sides for seed in side.values())))
     if not images:
         raise Missing(f"{ours[0]} and {theirs[0]} have not been shown the same pictures of {part!r}")
     blocks = [block(side, images) for side in sides]
-    by_seed = list(sides[0]) == list(sides[1])
-    difference = gain(blocks, np.zeros(len(images), dtype=np.int64), np.ones(1), by_seed=by_seed)
+    difference = gain(blocks, np.zeros(len(images), dtype=np.int64), np.ones(1), by_seed=True)
     names = [" ".join(side) if ours[1] != theirs[1] else side[0] for side in (ours, theirs)]
-    figures = {name: figure(one) for name, one in zip(names, blocks, strict=True)}
-    return figures, difference, {side[0]: len(some) for side, some in zip((ours, theirs), sides, strict=True)}
+    counts = [len(set(some.values())) for some in runs]
+    figures = {name: figure(one[:, :n]) for name, one, n in zip(names, blocks, counts, strict=True)}
+    return figures, difference, {side[0]: n for side, n in zip((ours, theirs), counts, strict=True)}
 
 
 def worst(
     evidence: Evidence, kind: str, ours: str, theirs: str
 ) -> tuple[dict[str, Estimate], Estimate, dict[str, int]]:
-    folders = {row: list(evidence.folders(kind, row).values()) for row in (theirs, ours)}
+    pair = evidence.in_common(kind, theirs, ours)
+    folders = {row: list(some.values()) for row, some in zip((theirs, ours), pair, strict=True)}
     entry = compare({row: answers_of(some, "test") for row, some in folders.items()}).entries
     assert entry[1].worst_gain is not None
     return {ours: entry[1].worst, theirs: entry[0].worst}, entry[1].worst_gain, {k: len(v) for k, v in folders.items()}
@@ -180,18 +197,17 @@ def subsets_of(evidence: Evidence, kind: str, row: str) -> dict[str, Any]:
 
 def summary(evidence: Evidence, kind: str, row: str) -> dict[str, Estimate]:
     """Of one row: accuracies on all pictures and on the parts, and what was measured."""
-    found = {}
+    found, runs = {}, evidence.folders(kind, row)
     for part in ("all", *PARTS[kind]):
-        values = evidence.values(kind, row, CORRECT, part)
+        values = evidence.values(kind, runs, CORRECT, part)
         images = sorted(next(iter(values.values())))
         if images:
             found[f"accuracy{f', {part}' * (part != 'all')}"] = figure(block(values, images))
-    folders = list(evidence.folders(kind, row).values())
     if kind == "birds":
-        found["worst group"] = across_seeds(answers_of(folders, "test")).worst_group
-    for name in ("mass gae", "hit gae", "positive gae", "negative gae", "1 neighbours", "10 neighbours"):
+        found["worst group"] = across_seeds(answers_of(list(runs.values()), "test")).worst_group
+    for name in (*OF_MAPS, *(OF_FEATURES if kind != "imagenet" else ())):
         try:
-            values = evidence.values(kind, row, name)
+            values = evidence.values(kind, runs, name)
         except Missing:
             continue
         images = sorted(set.intersection(*(set(seed) for seed in values.values())))

@@ -49,11 +49,25 @@ def collect(runs: Path) -> dict[str, Any]:
             facts = about(facts_of(next(iter(evidence.folders(folder.name, rows[0]["row"]).values()))))
             facts = {name: facts[name] for name in ("data", "trained_on")}
             found[folder.name] = facts | {"rows": rows, "paired": paired(evidence, folder.name, list(lines))}
+            found[folder.name] |= {"warnings": list(apart(evidence, folder.name, list(lines)))}
     return found
 
 
+def apart(evidence: Evidence, kind: str, rows: list[str]) -> Iterator[str]:
+    """A beginning that was trained again is another one on a GPU: its rows go with it alone."""
+    found: dict[tuple[str, int], dict[str, list[str]]] = {}
+    for row in rows:
+        for seed, folder in evidence.folders(kind, row).items():
+            if weights := (facts_of(folder).get("began_with") or {}).get("weights"):
+                found.setdefault((start_of(row, kind), seed), {}).setdefault(weights, []).append(row)
+    for (start, seed), by_weights in found.items():
+        if len(by_weights) > 1:
+            said = "; ".join(f"{weights[:6]}: {', '.join(some)}" for weights, some in by_weights.items())
+            yield f"not all rows of seed {seed} went on with the same {start}, which was trained more than once: {said}"
+
+
 def paired(evidence: Evidence, kind: str, rows: list[str]) -> list[dict[str, Any]]:
-    """Every row against what it went on with, on the same pictures."""
+    """Every row against what it went on with, on the same pictures, of the seeds that both have."""
     found = []
     for row in rows:
         start = start_of(row, kind)
@@ -64,9 +78,10 @@ def paired(evidence: Evidence, kind: str, rows: list[str]) -> list[dict[str, Any
             if measure == WORST and kind != "birds":
                 continue
             try:
-                _, gain, _ = versus(evidence, kind, (row, measure), (start, measure), part)
+                _, gain, seeds = versus(evidence, kind, (row, measure), (start, measure), part)
             except (Missing, KeyError):
                 continue
+            line["seeds"] = seeds[row]
             line[f"{measure}, {part}"] = asdict(gain) | {"verdict": verdict(gain)}
         found.append(line)
     return found
@@ -83,10 +98,12 @@ def show(found: dict[str, Any]) -> None:
             cells = [_short(Estimate(**row[name])) if name in row else "" for name in names]
             table.add_row(row["row"], str(len(row["seeds"])), *cells)
         console.print(table)
+        for warning in one["warnings"]:
+            console.print(f"warning: {kind}: {warning}", markup=False)
         for line in one["paired"]:
             gains = {name: gain for name, gain in line.items() if isinstance(gain, dict)}
             said = ", ".join(f"{name} {100 * gain['value']:+.1f} ({gain['verdict']})" for name, gain in gains.items())
-            console.print(f"{line['row']} − {line['against']}: {said}", markup=False)
+            console.print(f"{line['row']} − {line['against']} (seeds: {line.get('seeds', 0)}): {said}", markup=False)
 
 
 def _short(one: Estimate) -> str:

@@ -19,6 +19,8 @@ RULE = (
     "with the highest class-balanced validation accuracy; with seed 0 and the masks of the headline row, set by set"
 )
 CURVES, MASKS = ("curves", "masks", "neighbours"), ("masks", "neighbours")
+ALONE = ("curves",)  # of ImageNet's photographs: one of each class, so that no neighbour is of its class; without masks
+HEADLINES = ("RobustViT", "RRR", "GradMask", "MaskTune")
 SEEDS_OF = {"birds": (0, 1, 2), "cub": (0, 1), "si": (0,), "imagenet": (0, 1)}
 
 
@@ -102,7 +104,7 @@ def penalised(method: str, masks: Masks, rate: str = "RATE") -> str:
 def beginnings(kind: str) -> list[Row]:
     """What the others go on with."""
     if kind == "imagenet":
-        return [Row(kind, "before", BEFORE, tests=(*CURVES, "subsets"))]
+        return [Row(kind, "before", BEFORE, tests=(*ALONE, "subsets"))]
     rows = each(kind, "ERM", ERM[kind], SEEDS_OF[kind], CURVES)
     if kind == "birds":
         rows += each(kind, "ERM, S", "erm --epochs 14 --lr 5e-5 --backbone SELF", (0,), CURVES)
@@ -112,7 +114,8 @@ def beginnings(kind: str) -> list[Row]:
 def rates(kind: str) -> list[Row]:
     """With seed 0, for validation data to choose from."""
     if kind == "imagenet":
-        return [Row(kind, f"RobustViT, rate {rate}", f"{IMAGENET} --lr {rate}") for rate in RATES["robustvit"]]
+        lines = {rate: f"{IMAGENET} --lr {rate}" for rate in RATES["robustvit"]}
+        return [Row(kind, f"RobustViT, rate {rate}", line, tests=()) for rate, line in lines.items()]
     masks = HEADLINE[kind]
     rows = [Row(kind, f"RobustViT, rate {rate}", robustvit(masks, rate=rate)) for rate in RATES["robustvit"]]
     for method, name in (("rrr", "RRR"), ("gradmask", "GradMask")):
@@ -124,9 +127,9 @@ def chosen(kind: str) -> list[Row]:
     """With the rate that was chosen; the headline rows first, with several seeds."""
     if kind == "imagenet":
         return [
-            *each(kind, "RobustViT", f"{IMAGENET} --lr RATE", SEEDS_OF[kind], CURVES),
-            Row(kind, "RobustViT, attention", f"{IMAGENET} --lr RATE --relevance attention"),
-            Row(kind, "RobustViT, label", f"{IMAGENET} --lr RATE --answer label"),
+            *each(kind, "RobustViT", f"{IMAGENET} --lr RATE", SEEDS_OF[kind], ALONE),
+            Row(kind, "RobustViT, attention", f"{IMAGENET} --lr RATE --relevance attention", tests=()),
+            Row(kind, "RobustViT, label", f"{IMAGENET} --lr RATE --answer label", tests=()),
         ]
     masks, seeds = HEADLINE[kind], SEEDS_OF[kind] if kind == "birds" else (0,)
     rows = each(kind, "RobustViT", robustvit(masks), SEEDS_OF[kind], CURVES)
@@ -143,6 +146,12 @@ def chosen(kind: str) -> list[Row]:
     if kind == "birds":
         rows += each(kind, "RobustViT, S", robustvit(masks, start="ERM, S"), (0,), CURVES)
     return rows
+
+
+def same_as(row: Row) -> Row | None:
+    """The run that a rate was chosen by, if it is this one: it need not be trained again."""
+    tried = (other for other in rates(row.set) if (other.line, other.seed) == (row.line, row.seed))
+    return next((other for other in tried if other.name != row.name), None)
 
 
 def each(kind: str, name: str, line: str, seeds: Iterable[int], tests: tuple[str, ...] = MASKS) -> list[Row]:

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import shutil
 import sys
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sightline.audit.stressed import Stressed
 from sightline.data.rows import read_rows
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
@@ -19,11 +22,12 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import lanes
 import relevance
 import relevance_claims
+from claim_figures import Missing
 from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, conclude
 from relevance_claims import CLAIMS, AsMuch, BeyondChance, Reaches, Versus
-from relevance_evidence import Evidence
+from relevance_evidence import WORST, Evidence
 from relevance_results import collect, draw_all, pack_all
-from relevance_rows import HEADLINE, Masks, Row, beginnings, chosen, rates
+from relevance_rows import CURVES, HEADLINE, HEADLINES, Masks, Row, beginnings, chosen, penalised, rates, robustvit
 from waterbirds_rows import folder_of
 
 ROWS = ("ERM", "RobustViT, rate 5e-5", "RobustViT, rate 2e-4", "RobustViT", "MaskTune")
@@ -95,6 +99,24 @@ def test_a_row_that_needs_another_backbone_says_so(asked, tmp_path):
         relevance.command_of(setting, Row("birds", "RobustViT, TokenCut", "robustvit --masks tokencut:SELF"))
 
 
+def test_the_headline_rows_of_all_sets_come_first_and_the_sets_take_turns():
+    rows = [row for kind in relevance.SETS for row in chosen(kind)]
+    ordered = [row for _, row, _ in relevance.in_turn((None, row, None) for row in rows)]
+    assert sorted(map(str, ordered)) == sorted(map(str, rows))
+    assert [(row.set, row.name, row.seed) for row in ordered[:4]] == [(kind, "RobustViT", 0) for kind in relevance.SETS]
+    headline = [row.name in HEADLINES for row in ordered]
+    assert headline == sorted(headline, reverse=True)
+    for some in (True, False):
+        seeds = [row.seed for row, is_one in zip(ordered, headline, strict=True) if is_one == some]
+        assert seeds == sorted(seeds)
+
+
+def test_nobody_is_asked_for_neighbours_where_no_class_has_two_pictures():
+    rows = [*beginnings("imagenet"), *rates("imagenet"), *chosen("imagenet")]
+    assert not any({"neighbours", "masks"} & set(row.tests) for row in rows)
+    assert all("curves" in row.tests for row in rows if row.name in ("before", "RobustViT"))
+
+
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
@@ -117,19 +139,89 @@ def test_half_of_the_classes_teach_and_the_other_half_are_tested(tmp_path):
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
+def facts_in(folder: Path) -> dict:
+    return json.loads((folder / "run.json").read_text())
+
+
 def test_rows_are_run_and_measured_and_the_rate_is_the_one_that_validation_chose(done, asked):
     folders = {path.parents[1].name for path in (done / "birds").glob("*/stress/test.csv")}
     assert folders == {folder_of(done, name, 0).name for name in ROWS}
-    facts = json.loads((folder_of(done / "birds", "RobustViT", 0) / "run.json").read_text())
+    facts = facts_in(folder_of(done / "birds", "RobustViT", 0))
     rate = facts["benchmark"]["rate"]
     assert facts["config"]["lr"] == float(rate["rate"])
     assert set(rate["tried"]) == {"5e-5", "2e-4"}
     assert "2 points" in rate["rule"]
 
 
-def test_what_is_finished_is_not_done_again(done, asked, capsys, monkeypatch):
+def test_the_run_that_the_rate_was_chosen_by_is_not_trained_again(done):
+    said = facts_in(folder_of(done / "birds", "RobustViT", 0))["benchmark"]
+    tried = f"RobustViT, rate {said['rate']['rate']}"
+    assert (said["row"], said["trained_as"]) == ("RobustViT", tried)
+    assert "trained_as" not in facts_in(folder_of(done / "birds", tried, 0))["benchmark"]
+    one, other = (folder_of(done / "birds", name, 0) for name in ("RobustViT", tried))
+    assert (one / "best.safetensors").read_bytes() == (other / "best.safetensors").read_bytes()
+    tests = [Stressed.from_dict(json.loads((at / "stress" / "test.json").read_text())) for at in (one, other)]
+    assert [bool(found.curves) for found in tests] == [True, False], "what it lacked was measured"
+    assert all(found.neighbours and found.masks for found in tests)
+
+
+def test_a_run_without_weights_stands_for_the_same_if_nothing_is_left_to_measure(done, asked, tmp_path):
+    masks, config = HEADLINE["birds"], replace(asked, runs=tmp_path)
+    setting = relevance.Setting(Path("rows.csv"), Path("few.csv"), tmp_path, Path("cache"), config)
+    trained = folder_of(done / "birds", "RobustViT, rate 5e-5", 0)
+    for name in ("RRR, rate 1e-5", "RobustViT, rate 5e-5"):
+        shutil.copytree(trained, folder_of(tmp_path, name, 0), ignore=shutil.ignore_patterns("*.safetensors"))
+    whole = Row("birds", "RRR", penalised("rrr", masks, "1e-5"))
+    assert setting.trained_as(whole).name == "RRR, rate 1e-5"
+    assert relevance.do(setting, whole)["row"] == "RRR"
+    assert not setting.lacks(whole)
+    lacking = Row("birds", "RobustViT", robustvit(masks, rate="5e-5"), tests=CURVES)
+    assert setting.trained_as(lacking) is None, "there are no weights to draw curves with"
+    assert [row.name for row in setting.needed_by(lacking)] == ["ERM"]
+    other = Row("birds", "RobustViT", robustvit(masks, rate="2e-4"), tests=CURVES)
+    assert setting.trained_as(other) is None, "another rate is another run"
+
+
+def test_what_is_finished_is_not_done_again(done, asked, monkeypatch):
     monkeypatch.setattr(lanes, "one_process", lambda: pytest.fail("there is nothing left to do"))
     relevance.run(asked)
+
+
+def test_parcels_count_as_done_and_what_needs_their_weights_says_so(done, asked, tmp_path, monkeypatch, capsys):
+    for _ in pack_all(done, tmp_path / "parcels"):
+        with tarfile.open(tmp_path / "parcels" / "birds" / "runs-1.tgz") as parcel:
+            parcel.extractall(tmp_path / "runs" / "birds", filter="data")
+    assert not list((tmp_path / "runs").rglob("*.safetensors"))
+    monkeypatch.setattr(lanes, "one_process", lambda: pytest.fail("nothing can be done"))
+    cache = asked.runs.with_name(f"{asked.runs.name}-cache")
+    config = replace(asked, runs=tmp_path / "runs", cache=cache)
+    relevance.run(config)
+    assert not capsys.readouterr().out
+    relevance.run(replace(config, rows=("RobustViT, no answer",)))
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (line["row"], line["seed"]) == ("RobustViT, no answer", 0)
+    assert line["skipped"].startswith("no weights of ERM seed 0: train it again")
+    assert line["skipped"].endswith("or bring best.safetensors")
+    folder_of(tmp_path / "runs" / "birds", "MaskTune", 0).joinpath("stress", "test.csv").unlink()
+    relevance.run(config)
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert line["skipped"].startswith("no weights of MaskTune seed 0")
+
+
+def test_pictures_of_other_names_choose_no_rate(done, tmp_path):
+    (tmp_path / "few.csv").write_text("image,split\nelsewhere/1.png,val\n")
+    with pytest.raises(UserError, match="calls them by other names"):
+        relevance.balanced_on(folder_of(done / "birds", "ERM", 0), tmp_path / "few.csv")
+
+
+def test_the_worst_group_is_compared_with_the_same_seed_alone(done, tmp_path):
+    runs = shutil.copytree(done, tmp_path / "runs")
+    asked_for = Versus("birds", "RobustViT", "ERM", WORST)
+    before = asked_for.find(Evidence(runs))
+    shutil.copytree(folder_of(done / "birds", "MaskTune", 0), folder_of(runs / "birds", "ERM", 1))
+    after = asked_for.find(Evidence(runs))
+    assert after == before
+    assert after.seeds == {"ERM": 1, "RobustViT": 1}
 
 
 def test_results_are_put_together_drawn_and_packed(done, tmp_path):
@@ -145,6 +237,17 @@ def test_results_are_put_together_drawn_and_packed(done, tmp_path):
     assert next(pack_all(done, tmp_path))["packed"] == "birds/runs-1.tgz"
 
 
+def test_rows_that_went_on_with_another_training_of_their_beginning_are_named(done, tmp_path):
+    assert collect(done)["birds"]["warnings"] == []
+    runs = shutil.copytree(done, tmp_path / "runs")
+    path = folder_of(runs / "birds", "MaskTune", 0) / "run.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(facts | {"began_with": {"weights": "another"}}))
+    (warning,) = collect(runs)["birds"]["warnings"]
+    assert "seed 0 went on with the same ERM" in warning
+    assert warning.endswith("anothe: MaskTune") or "anothe: MaskTune;" in warning
+
+
 def test_claims_without_runs_are_not_run(done, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["relevance_claims.py", str(done), "--out", str(tmp_path / "claims.json")])
     relevance_claims.main()
@@ -158,9 +261,11 @@ def test_claims_without_runs_are_not_run(done, monkeypatch, tmp_path, capsys):
 SPECIES, EACH = ("a", "b", "c", "d"), 60
 
 
-def add(runs: Path, kind: str, row: str, mistakes: dict[str, int], column: dict[str, float] | None = None) -> None:
+def add(
+    runs: Path, kind: str, row: str, mistakes: dict[str, int], column: dict[str, float] | None = None, seed: int = 0
+) -> None:
     """Of 60 swapped pictures of each of four classes so many are wrong; and a column of what was measured."""
-    folder = folder_of(runs / kind, row, 0)
+    folder = folder_of(runs / kind, row, seed)
     (folder / "predictions").mkdir(parents=True)
     (folder / "stress").mkdir()
     facts = {"data": {"group_names": []}, "learnt_from": {"classes": ["a", "b"]}}
@@ -186,6 +291,40 @@ def test_a_row_beats_another_under_shift(tmp_path, ours, theirs, expected):
     found = Versus("cub", "RobustViT", "ERM", part="shifted").find(Evidence(tmp_path))
     assert found.verdict == expected
     assert found.difference.value == pytest.approx((theirs - ours) / EACH)
+
+
+def test_only_seeds_that_both_have_are_compared(tmp_path):
+    add(tmp_path, "cub", "RobustViT", same(5))
+    add(tmp_path, "cub", "RobustViT", same(5), seed=2)
+    for seed, mistakes in enumerate((25, 0, 15)):
+        add(tmp_path, "cub", "ERM", same(mistakes), seed=seed)
+    test, evidence = Versus("cub", "RobustViT", "ERM", part="shifted"), Evidence(tmp_path)
+    found = test.find(evidence)
+    assert found.difference.value == pytest.approx(15 / EACH)  # the mean of 20 and 10
+    assert found.figures["ERM"].value == pytest.approx(1 - 20 / EACH)
+    assert found.seeds == {"RobustViT": 2, "ERM": 2}
+    add(tmp_path, "cub", "RobustViT, label", same(5), seed=1)
+    with pytest.raises(Missing, match="no seed in common"):
+        Versus("cub", "RobustViT", "RobustViT, label").find(evidence)
+
+
+def test_weights_as_they_were_stand_beside_every_seed(tmp_path):
+    add(tmp_path, "imagenet", "before", same(20))
+    for seed, mistakes in enumerate((10, 0)):
+        add(tmp_path, "imagenet", "RobustViT", same(mistakes), seed=seed)
+    found = Versus("imagenet", "RobustViT", "before").find(Evidence(tmp_path))
+    assert found.difference.value == pytest.approx(15 / EACH)
+    assert found.seeds == {"RobustViT": 2, "before": 1}
+    assert "seeds" not in found.figures["before"].how
+
+
+def test_the_classes_that_were_learnt_from_are_those_of_the_seed_that_both_have(tmp_path):
+    add(tmp_path, "cub", "RobustViT", same(2), seed=1)
+    for seed, mistakes in enumerate((50, 30)):
+        add(tmp_path, "cub", "ERM", same(mistakes), seed=seed)
+    found = AsMuch("cub", "RobustViT", "ERM", "shifted", margin=-0.2).find(Evidence(tmp_path))
+    assert found.verdict == HOLDS
+    assert [one.value for one in found.figures.values()] == [pytest.approx(28 / EACH)] * 2
 
 
 def test_classes_that_were_not_learnt_from_gain_as_much_or_do_not(tmp_path):

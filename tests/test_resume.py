@@ -9,12 +9,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sightline.checkpoint import Clock, load_tensors
 from sightline.errors import UserError
+from sightline.methods.erm import Classifier
 from sightline.predict import make_accelerator
 from sightline.train import train
 
@@ -84,16 +86,71 @@ def test_patience_is_remembered_by_a_resumed_run(toy, tmp_path):
     assert len(log_of(folder)) == 4
 
 
-def test_saves_come_when_the_time_is_up(monkeypatch):
-    times = iter(range(1000))
+def saves_of(clock: Clock, steps: int, epoch: int, monkeypatch, seconds: float = 1.0) -> list[int]:
+    """The steps, of so many seconds, after which there is a save; an epoch ends after every `epoch` of them."""
+    now, saves = [clock.began], []
     monkeypatch.setattr("sightline.checkpoint.time.monotonic", lambda: now[0])
-    now = [next(times)]
+    for step in range(1, steps + 1):
+        now[0] += seconds
+        due = [clock.due(), step % epoch == 0 and clock.due_after_epoch()]
+        saves += [step] if any(due) else []
+    return saves
+
+
+def test_saves_come_when_the_time_is_up(monkeypatch):
     clock = Clock(0.5, make_accelerator("cpu"))
-    due = []
-    for step in range(1, 100):
-        now[0] = next(times)  # a second per step
-        due += [step] if clock.due() else []
-    assert due == [30, 60, 90]
+    assert saves_of(clock, 100, 1000, monkeypatch) == [30, 60, 90]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_finished_epoch_waits_no_longer_than_20_seconds(monkeypatch, processes):
+    monkeypatch.setattr("sightline.checkpoint.broadcast_object_list", lambda said: said)
+    accelerator = SimpleNamespace(num_processes=processes)
+    assert saves_of(Clock(10, accelerator), 100, 4, monkeypatch) == [20, 40, 60, 80, 100]  # at the end of the fifth
+    assert saves_of(Clock(10, accelerator), 70, 15, monkeypatch) == [20, 40, 60]  # in the next
+    assert saves_of(Clock(10, accelerator), 100, 30, monkeypatch) == [30, 60, 90]  # those that are long, at once
+    assert saves_of(Clock(0.1, accelerator), 20, 8, monkeypatch) == [6, 12, 18]  # as often as asked for
+    assert saves_of(Clock(0, accelerator), 5, 2, monkeypatch) == [1, 2, 3, 4, 5]
+
+
+def test_short_epochs_share_a_save_and_the_last_is_always_saved(toy, tmp_path, monkeypatch):
+    saved, real = [], loop().save
+    monkeypatch.setattr(loop(), "save", lambda course: (saved.append(course.state.epoch), real(course)))
+    train(small(toy, tmp_path / "run", epochs=4))
+    train(small(toy, tmp_path / "patient", epochs=9, patience=2, lr=0.0))
+    assert saved == [4, 3]
+
+
+def test_what_a_kill_loses_is_done_again_and_the_best_weights_are_those_of_the_checkpoint(toy, tmp_path, monkeypatch):
+    """Saved after the first epoch, better in the second, killed in the third."""
+    monkeypatch.setattr(Classifier, "examine", lambda self, *_: {"balanced": -self.vit.head.weight.norm().item()})
+    whole = files(train(small(toy, tmp_path / "whole")))
+    monkeypatch.setattr(Clock, "due_after_epoch", lambda _: not (tmp_path / "run" / "last.safetensors").exists())
+    config = small(toy, tmp_path / "run")
+    with stopped_after(7), pytest.raises(Stop):
+        train(config)
+    facts = {name: load_tensors(tmp_path / "run" / f"{name}.safetensors")[1] for name in ("best", "last")}
+    assert facts["best"]["epoch"] == facts["last"]["best_epoch"] == facts["last"]["epoch"] == 1
+    assert [line["epoch"] for line in log_of(tmp_path / "run")] == [1, 2]
+    assert log_of(tmp_path / "run")[1]["balanced"] > facts["best"]["score"]
+    assert files(train(replace(config, resume=True))) == whole
+
+
+def test_ctrl_c_while_validating_saves_the_epoch(toy, tmp_path, whole, monkeypatch):
+    real = Classifier.examine
+
+    def interrupted(self, *arguments):
+        signal.raise_signal(signal.SIGINT)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Classifier, "examine", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(small(toy, tmp_path / "run"))
+    monkeypatch.setattr(Classifier, "examine", real)
+    _, facts = load_tensors(tmp_path / "run" / "last.safetensors")
+    assert (facts["epoch"], facts["step"]) == (1, 0)
+    assert (tmp_path / "run" / "best.safetensors").exists()
+    assert files(train(small(toy, tmp_path / "run", resume=True))) == whole
 
 
 def test_every_step_is_saved_if_asked_for(toy, tmp_path, monkeypatch):
@@ -104,8 +161,6 @@ def test_every_step_is_saved_if_asked_for(toy, tmp_path, monkeypatch):
 
 
 def test_weights_of_a_lost_loss_are_never_saved(toy, tmp_path, monkeypatch):
-    from sightline.methods.erm import Classifier
-
     whole, calls = Classifier.forward, []
 
     def breaks(self, lesson):
@@ -118,6 +173,21 @@ def test_weights_of_a_lost_loss_are_never_saved(toy, tmp_path, monkeypatch):
         train(small(toy, tmp_path / "run", save_minutes=0.0))
     tensors, facts = load_tensors(tmp_path / "run" / "last.safetensors")
     assert facts["step"] == 2
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+def test_the_best_weights_outlive_a_lost_loss(toy, tmp_path, monkeypatch):
+    whole, calls = Classifier.forward, []
+
+    def breaks(self, lesson):
+        calls.append(1)
+        return {"loss": whole(self, lesson)["loss"] * (torch.nan if len(calls) == 5 else 1)}
+
+    monkeypatch.setattr(Classifier, "forward", breaks)
+    with pytest.raises(UserError, match="in epoch 2; train again with a lower --lr"):
+        train(small(toy, tmp_path / "run"))
+    tensors, facts = load_tensors(tmp_path / "run" / "best.safetensors")
+    assert facts["epoch"] == 1
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 

@@ -11,10 +11,13 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 
 from sightline.config import Robustvit
+from sightline.data import batches
 from sightline.data.batches import Batch
 from sightline.data.imagenet import imagenet_classes
+from sightline.data.images import Canvas, decode
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
+from sightline.lessons import Desk
 from sightline.load import load
 from sightline.methods.erm import Classifier
 from sightline.methods.robustvit import (
@@ -27,6 +30,7 @@ from sightline.methods.robustvit import (
     stretched,
     with_own_head,
 )
+from sightline.predict import answering_batches, make_accelerator
 from sightline.train import train
 from sightline.weights import save_backbone
 
@@ -252,6 +256,24 @@ def test_masks_may_be_made_without_anybody_and_only_where_they_are_needed(toy, r
     }
     needed = {*learnt["pictures"], *(rows.images[i] for i in rows.where("val"))}
     assert made == {f"{name}.png" for name in needed}
+
+
+def test_validation_pictures_are_decoded_once_and_how_many_are_explained_at_once_does_not_matter(toy, monkeypatch):
+    learner = RobustViT(small_vit(classes=2), lambda rows: rows, config(toy, batch=4))
+    rows, accelerator, decoded = read_rows(toy), make_accelerator("cpu"), []
+    expects = replace(learner.vit.config.input, size=(32, 32))
+    monkeypatch.setattr(batches, "decode", lambda *given, **more: (decoded.append(1), decode(*given, **more))[1])
+    found = []
+    for at_once in (1, 7, 64):
+        monkeypatch.setattr("sightline.methods.robustvit.fit_at_once", lambda *_, count=at_once: count)
+        exam = answering_batches(rows, rows.where("val"), expects, accelerator, batch=24, workers=0, masks=True)
+        found.append(learner.examine(exam, Desk(rows, None, accelerator, expects), "relevance"))
+    assert len(decoded) == 3 * len(rows.where("val"))
+    assert set(found[0]) == {"balanced", "accuracy", "relevance"}
+    assert found[1:] == [pytest.approx(found[0], rel=1e-6)] * 2
+    whole = batches.Decoder(rows, Canvas.of(expects), masks=True)(rows.where("val"))
+    losses = learner.losses(whole.images.float() / 255, whole.labels, whole.masks)["loss"]
+    assert found[0]["relevance"] == pytest.approx(1 - losses.mean().item(), rel=1e-5)
 
 
 def test_masks_of_either_polarity_teach_the_same(toy, runs, tmp_path):

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import shutil
+from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -24,8 +26,10 @@ from sightline.audit.perturbation import (
     ranks,
     trapezoid,
 )
+from sightline.audit.stress import refuse_strangers
 from sightline.audit.stressed import Stressed
 from sightline.audit.subsets import other_labels, sufficient, summary
+from sightline.errors import UserError
 from sightline.sight import Prediction, Sight
 
 from .commands import QUICK, typed
@@ -223,6 +227,21 @@ def test_a_map_that_is_the_mask_outlines_it_and_its_contrary_does_not():
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize(
+    ("labels", "bank", "why"),
+    [
+        ([3, 4, 3], [0, 1, 2], "no label of these pictures occurs among the training pictures"),
+        ([3, 4, 5], [], "no two of these pictures have the same label"),
+        ([3, 4, 3], [0, 4], None),
+        ([3, 4, 3], [], None),
+    ],
+)
+def test_neighbours_are_not_sought_where_none_could_be_of_the_right_class(labels, bank, why):
+    with pytest.raises(UserError, match=f"{why}: none could be named rightly") if why else nullcontext():
+        refuse_strangers(np.array(labels), np.array(bank, dtype=np.int64))
+
+
 SHORT = ("--limit", 10, "--subsets", 3, "--labels", 2, "--steps", 6, "--maps", "gae", "sight", *QUICK)
 
 
@@ -276,6 +295,22 @@ def test_only_what_is_asked_for_is_done(runs, tmp_path):
     assert not said["curves"]
     assert said["subsets"] is None
     assert "nearest" not in out
+
+
+def test_data_whose_classes_were_never_shown_have_no_neighbours_and_it_says_why(runs, toy, tmp_path):
+    data = shutil.copytree(toy, tmp_path / "toy") / "rows.csv"
+    header, *lines = data.read_text().splitlines(keepends=True)
+    label, split = (header.strip().split(",").index(name) for name in ("label", "split"))
+    first = lines[0].split(",")[label]
+    apart = [line for line in lines if (line.split(",")[label] == first) == (line.split(",")[split].strip() == "train")]
+    data.write_text("".join([header, *apart]))
+    told = (data, *SHORT, "--tests", "neighbours", "masks", "--out", tmp_path)
+    code, out, err = typed("stress", runs / "erm-0", *told)
+    assert code == 0, err
+    assert "no neighbours: no label of these pictures occurs among the training pictures" in " ".join(out.split())
+    said = json.loads((tmp_path / "stress" / "test.json").read_text())
+    assert not said["neighbours"]
+    assert said["masks"]
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.config import Erm
+from sightline.config import Erm, Probe
 from sightline.data.augment import Pictures
 from sightline.data.images import decode, read_picture, to_tensor
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.lessons import Learner, refuse_processes_apart, view
+from sightline.lessons import Learner, answered_at_once, refuse_processes_apart, view
 from sightline.train import train
 from sightline.vit import Input
 from sightline.weights import load_backbone
@@ -71,6 +71,14 @@ def test_processes_must_cut_their_shares_into_as_many_pieces(toy, tmp_path, batc
         return
     with pytest.raises(UserError, match=f"divide evenly among {processes} processes and {accumulate} parts; {advice}"):
         refuse_processes_apart(config, rows, processes)
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "expected"), [(8, 1, 64), (2, 1, 16), (16, 4, 32), (8, 8, 8), (128, 8, 128)]
+)
+def test_what_learns_from_few_at_a_time_answers_more_at_a_time(toy, batch, accumulate, expected):
+    assert answered_at_once(Erm(toy, batch=batch, accumulate=accumulate)) == expected
+    assert answered_at_once(Probe(toy, batch=batch)) == batch, "it only answers, so that this is what was asked for"
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from .errors import UserError
 
+SOON = 20.0  # seconds of work that are not worth a save
+
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Either the old file or the new one is there, at any moment: also when the power fails half-way."""
@@ -107,9 +109,9 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Clock:
-    """When to save, besides after every epoch. All processes say so in the same step, by the main one's clock.
-
-    They ask it now and then only, in steps that all know beforehand: to ask is to wait for each other.
+    """When to save: so often within an epoch, and after it; but epochs of few pictures would do little else, so that a
+    finished one may wait until SOON after the save before. All processes say so in the same step, by the main one's
+    clock. Several ask it now and then only, in steps that all know beforehand: to ask is to wait for each other.
     """
 
     def __init__(self, minutes: float, accelerator: Accelerator):
@@ -117,18 +119,25 @@ class Clock:
         self.start()
 
     def start(self) -> None:
-        self.began, self.steps, self.next = time.monotonic(), 0, 1
+        self.began, self.limit, self.steps, self.next = time.monotonic(), self.seconds, 0, 1
 
     def due(self) -> bool:
+        """After a step."""
         self.steps += 1
-        if self.steps < self.next:
-            return False
+        return (self.steps >= self.next or self.accelerator.num_processes == 1) and self.is_late()
+
+    def due_after_epoch(self) -> bool:
+        """If not, it is in the first step in which the finished epoch has waited long enough."""
+        self.limit = min(SOON, self.seconds)
+        return self.is_late()
+
+    def is_late(self) -> bool:
         passed = time.monotonic() - self.began
         if self.accelerator.num_processes > 1:
             (passed,) = broadcast_object_list([passed])
-        if passed >= self.seconds:
+        if passed >= self.limit:
             self.start()
             return True
-        needed = math.ceil(self.steps * self.seconds / max(passed, 1e-6))
+        needed = math.ceil(self.steps * self.limit / max(passed, 1e-6))
         self.next = max(self.steps + 1, min(2 * self.steps, needed))
         return False

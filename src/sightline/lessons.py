@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -26,6 +27,9 @@ from .predict import answer_batches, answering_batches
 from .runs import Run
 from .sight import Method
 from .vit import Input
+
+ENOUGH = 64  # pictures that keep a device busy
+ANSWERS_PER_LESSON = 8  # pictures that can be answered with the memory that learning from one takes
 
 
 @dataclass(frozen=True)
@@ -167,9 +171,17 @@ def exam_batches(desk: Desk, split: str, config: Train, masks: bool = False) -> 
     indices = desk.rows.where(split)
     cache = open_cache(desk, Canvas.of(desk.expects), indices, config)
     return answering_batches(
-        desk.rows, indices, desk.expects, desk.accelerator, batch=config.batch, workers=config.workers, cache=cache,
-        masks=masks,
+        desk.rows, indices, desk.expects, desk.accelerator, batch=answered_at_once(config), workers=config.workers,
+        cache=cache, masks=masks,
     )  # fmt: skip
+
+
+def answered_at_once(config: Train) -> int:
+    """A step keeps what every block has made of a picture, an answer does not: few pictures in a step need not mean
+    few at a time here."""
+    if not isinstance(config, Loop):
+        return config.batch
+    return max(config.batch, min(ENOUGH, ANSWERS_PER_LESSON * config.batch // config.accumulate))
 
 
 def open_cache(desk: Desk, canvas: Canvas, indices: np.ndarray, config: Train) -> Cache | None:
@@ -216,15 +228,19 @@ def refuse_uneven(batch: int, processes: int, parts: int) -> None:
         raise UserError(f"--batch {batch}: must divide evenly among {processes} processes and {parts} parts; {advice}")
 
 
-def refuse_hopeless(config: Train, rows: Rows) -> None:
-    """Settings that cannot work, said before anything is begun."""
-    for split in ("train", "val"):
+def refuse_nothing_to_tell(data: Path, rows: Rows, splits: tuple[str, ...]) -> None:
+    for split in splits:
         if not len(rows.where(split)):
-            raise UserError(f"{config.data}: no pictures in the split {split!r}; `sightline check` says more")
+            raise UserError(f"{data}: no pictures in the split {split!r}; `sightline check` says more")
     only = np.unique(rows.labels[rows.where("train")])
     if len(only) == 1:
         name = rows.classes[only[0]]
-        raise UserError(f"{config.data}: all training pictures are of one class, {name!r}; there is nothing to tell")
+        raise UserError(f"{data}: all training pictures are of one class, {name!r}; there is nothing to tell")
+
+
+def refuse_hopeless(config: Train, rows: Rows) -> None:
+    """Settings that cannot work, said before anything is begun."""
+    refuse_nothing_to_tell(config.data, rows, ("train", "val"))
     complaints = [
         (config.batch < 1, f"--batch {config.batch}: must be at least 1"),
         (config.workers < 0, f"--workers {config.workers}: must not be negative"),

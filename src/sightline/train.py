@@ -15,7 +15,6 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
+from .board import Board, tensorboard
 from .checkpoint import Clock, load_tensors, pack, save_tensors, save_text, unpack
 from .config import Loop, Train
 from .data.augment import Augment
@@ -129,6 +129,7 @@ class State:
     best_epoch: int | None = None
     sums: dict[str, Tensor] = field(default_factory=dict)  # of this epoch's losses so far, this process's share of them
     finished: bool = False
+    unsaved: dict[str, Tensor] = field(default_factory=dict)  # the best weights, on the main process, until a save
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Course:
     exam: Batches
     augment: Augment
     progress: Progress
-    board: Callable[[str, float, int], None]
+    board: Board
     clock: Clock
     stopping: threading.Event
     desk: Desk
@@ -159,12 +160,12 @@ def fit(model: Learner, desk: Desk, config: Loop) -> Learner:
             speed = teach(course)
             line = examine(course)
             course.progress.epoch(line, config.select, speed)
-            if desk.accelerator.is_main_process:
+            if course.state.finished and desk.accelerator.is_main_process:
                 desk.run.note(speed=speed.to_dict())
             for name, value in line.items():
                 course.board(name, value, line["epoch"])
             if course.stopping.is_set():
-                raise KeyboardInterrupt
+                stop(course)
     desk.accelerator.wait_for_everyone()
     model.load_state_dict(load_tensors(desk.run.best)[0])
     return model.eval()
@@ -188,7 +189,7 @@ def set_up(model: Learner, desk: Desk, config: Loop, to_close: ExitStack) -> Cou
     to_close.callback(progress.close)
     return Course(
         model, wrapped, optimizer, average, state, batches, exam, view(config.augment, desk.expects)[1], progress,
-        tensorboard(desk.run, config, accelerator, to_close), Clock(config.save_minutes, accelerator),
+        tensorboard(desk.run, config.tensorboard and main, to_close), Clock(config.save_minutes, accelerator),
         to_close.enter_context(stopping_between_steps(accelerator)), desk, config,
     )  # fmt: skip
 
@@ -229,10 +230,10 @@ def teach(course: Course) -> Speed:
 def examine(course: Course) -> dict[str, Any]:
     """What the epoch has come to: the line for the log. The best weights so far are kept."""
     state, config, desk = course.state, course.config, course.desk
-    epoch = state.epoch + 1
+    epoch, main = state.epoch + 1, desk.accelerator.is_main_process
     rate = base_lr(config, course.batches) * cosine(state.epoch, config.epochs) * risen(epoch, config.warmup)
     losses = {name: total / max(1, state.step) for name, total in summed(state, desk.accelerator).items()}
-    refuse_divergence(losses, epoch, desk.run)
+    refuse_divergence(losses, course)
     candidate = course.model if course.average is None else course.average
     candidate.eval()
     # Not compiled: pictures that hide different shares would be compiled anew again and again.
@@ -242,14 +243,14 @@ def examine(course: Course) -> dict[str, Any]:
     line = {"epoch": epoch, "lr": rate, "batch": course.batches.batch} | losses | found
     if state.best is None or result > state.best:
         state.best, state.best_epoch = result, epoch
-        if desk.accelerator.is_main_process:
-            facts = {"epoch": epoch, "score": result, "metric": config.select, "on": "val"}
-            save_tensors(desk.run.best, candidate.state_dict(), facts)
+        state.unsaved = {name: each.to("cpu", copy=True) for name, each in candidate.state_dict().items() if main}
     state.epoch, state.step, state.sums = epoch, 0, {}
-    state.finished = config.patience is not None and epoch - (state.best_epoch or 0) >= config.patience
-    if desk.accelerator.is_main_process:
+    lost_patience = config.patience is not None and epoch - (state.best_epoch or 0) >= config.patience
+    state.finished = lost_patience or epoch >= config.epochs
+    if main:
         desk.run.log(line)
-    save(course)
+    if course.clock.due_after_epoch() or state.finished:
+        save(course)
     return line
 
 
@@ -343,11 +344,21 @@ def save(course: Course) -> None:
     """Never the weights that a loss which is no number has led to. All processes must take part."""
     state, accelerator = course.state, course.desk.accelerator
     sums = summed(state, accelerator)
-    refuse_divergence(sums, state.epoch + 1, course.desk.run)
+    refuse_divergence(sums, course)
+    save_best(course)
     if accelerator.is_main_process:
         plain = getattr(course.optimizer, "optimizer", course.optimizer)
-        facts = {name: value for name, value in vars(state).items() if name != "sums"} | {"sums": sums}
+        facts = {name: value for name, value in vars(state).items() if name not in ("sums", "unsaved")} | {"sums": sums}
         save_tensors(course.desk.run.last, pack(course.model, plain, course.average), facts)
+
+
+def save_best(course: Course) -> None:
+    """Together with the rest: a run that goes on from before would not know where they came from."""
+    state = course.state
+    if state.unsaved:
+        facts = {"epoch": state.best_epoch, "score": state.best, "metric": course.config.select, "on": "val"}
+        save_tensors(course.desk.run.best, state.unsaved, facts)
+        state.unsaved = {}
 
 
 def go_on(run: Run, model, optimizer, average, accelerator: Accelerator) -> State:
@@ -374,26 +385,15 @@ def summed(state: State, accelerator: Accelerator) -> dict[str, float]:
     return dict(zip(names, accelerator.reduce(sums, "sum").tolist(), strict=True))
 
 
-def refuse_divergence(losses: dict[str, float], epoch: int, run: Run) -> None:
+def refuse_divergence(losses: dict[str, float], course: Course) -> None:
     if not math.isfinite(losses.get("loss", 0.0)):
+        save_best(course)
         raise UserError(
-            f"{run.folder}: the loss is no longer a number in epoch {epoch}; train again with a lower --lr. "
-            "The weights saved before are intact"
+            f"{course.desk.run.folder}: the loss is no longer a number in epoch {course.state.epoch + 1}; train again "
+            "with a lower --lr. The weights saved before are intact"
         )
 
 
 def stop(course: Course) -> None:
     save(course)
     raise KeyboardInterrupt
-
-
-def tensorboard(run: Run, config: Loop, accelerator: Accelerator, to_close: ExitStack) -> Callable:
-    if not config.tensorboard or not accelerator.is_main_process:
-        return lambda *_: None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError("--tensorboard: install it first: pip install 'sightline[tensorboard]'") from None
-    writer = SummaryWriter(str(run.folder / "tensorboard"))
-    to_close.callback(writer.close)
-    return writer.add_scalar

@@ -271,12 +271,13 @@ def drawn_subsets(bench: Bench, images: Tensor, targets: Tensor, visible: Sequen
 def neighbours(bench: Bench) -> dict[str, Estimate]:
     """Among the training pictures of these data, or where there are none, among the others."""
     said, rows = bench.command, bench.rows
+    bank = drawn(rows.where("train"), MOST_BANK, said.seed) if said.split != "train" else np.zeros(0, np.int64)
+    refuse_strangers(rows.labels[bench.indices], rows.labels[bank])
     of = partial(
         features, bench.model.method, rows, expects=bench.model.expects, accelerator=bench.accelerator,
         batch=said.batch, workers=said.workers, cache=said.cache,
     )  # fmt: skip
     queries, labels = of(indices=bench.indices), torch.from_numpy(rows.labels[bench.indices])
-    bank = drawn(rows.where("train"), MOST_BANK, said.seed) if said.split != "train" else np.zeros(0, np.int64)
     if len(bank):
         right = named_rightly(queries, labels, of(indices=bank), torch.from_numpy(rows.labels[bank]))
     else:
@@ -284,6 +285,14 @@ def neighbours(bench: Bench) -> dict[str, Estimate]:
     among = f"among {len(bank):,} training pictures" if len(bank) else "among the others"
     bench.columns.update({f"{k} neighbours": some.astype(np.float64) for k, some in right.items()})
     return {f"{k} {among}": mean_over(some.astype(np.float64)) for k, some in right.items()}
+
+
+def refuse_strangers(labels: np.ndarray, bank: np.ndarray) -> None:
+    """Pictures none of which has a neighbour of its class would all be named wrongly, whatever the features know."""
+    if len(bank) and not np.isin(labels, bank).any():
+        raise UserError("no label of these pictures occurs among the training pictures: none could be named rightly")
+    if not len(bank) and len(np.unique(labels)) == len(labels) > 1:
+        raise UserError("no two of these pictures have the same label: none could be named rightly")
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

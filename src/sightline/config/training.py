@@ -81,7 +81,7 @@ class Loop(Train):
     patience: int | None = None
     """Stop after so many epochs without a better validation score."""
     save_minutes: float = 10.0
-    """Besides after every epoch, save so often."""
+    """Save so often within an epoch, besides after it; short epochs that end within 20 seconds share a save."""
     tensorboard: bool = False
     compile: bool = False
     """Compile the ViT's blocks: a minute's wait at the start, then faster on a GPU."""

@@ -9,13 +9,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from ..assess import make_folder, save_plainly
 from ..config.matrix import Matrix
 from ..data.rows import Rows, read_rows
 from ..errors import UserError
 from ..evaluate import evaluate
+from ..lessons import refuse_nothing_to_tell
 from ..predict import make_accelerator
 from ..runs import about, versions
 from ..train import train_counts
@@ -88,13 +87,7 @@ def collected(folder: Path, wheres: list[Word], whats: list[Word], pictures: int
 
 
 def refuse_hopeless(config: Matrix, rows: Rows) -> None:
-    for split in ("train", "val", "test"):
-        if not len(rows.where(split)):
-            raise UserError(f"{config.data}: no pictures in the split {split!r}; `sightline check` says more")
-    only = np.unique(rows.labels[rows.where("train")])
-    if len(only) == 1:
-        name = rows.classes[only[0]]
-        raise UserError(f"{config.data}: all training pictures are of one class, {name!r}; there is nothing to tell")
+    refuse_nothing_to_tell(config.data, rows, ("train", "val", "test"))
     for wrong, complaint in (
         (config.batch < 1, f"--batch {config.batch}: must be at least 1"),
         (config.workers < 0, f"--workers {config.workers}: must not be negative"),

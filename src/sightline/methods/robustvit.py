@@ -7,11 +7,11 @@ and what it has learnt is in its weights. RRR, GradMask and MaskTune begin the s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from ..fingerprints import weights_sha256
 from ..lessons import Desk, Lesson, When
 from ..sight import Look, Sight
 from ..vit import Input, ViT
-from ..where.relevance import KINDS, Relevance
+from ..where.relevance import KINDS, Relevance, fit_at_once
 from .erm import Classifier, build_erm, note_backbone
 from .given_mask import Source, Tell, from_anywhere, saliency, same_saliency
 
@@ -103,16 +103,45 @@ class RobustViT(Shown):
         if select != "relevance":
             return super().examine(exam, desk, select)
         total = torch.zeros(2, device=desk.accelerator.device, dtype=torch.float64)
-        for batch in exam.epoch(0):
-            batch = batch.to(desk.accelerator.device)
+
+        def add_losses(batch: Batch) -> None:
             masks = self.things(batch)
             has = masks.flatten(1).any(dim=1)
-            if has.any():
-                with torch.enable_grad(), desk.accelerator.autocast():
-                    losses = self.losses(batch.images[has].float() / 255, batch.labels[has], masks[has])
-                total += torch.stack([losses["loss"].detach().double().sum(), has.sum()])
+            images = batch.images[has].float() / 255
+            at_once = max(self.config.batch, fit_at_once(self.vit, images))
+            parts = (each.split(at_once) for each in (images, batch.labels[has], masks[has]))
+            with torch.enable_grad(), desk.accelerator.autocast():
+                for part in zip(*parts, strict=True):
+                    if len(part[0]):
+                        total[0] += self.losses(*part)["loss"].detach().double().sum()
+            total[1] += has.sum()
+
+        seen = cast("Batches", OnTheWay(exam, desk.accelerator.device, add_losses))
+        found = super().examine(seen, desk, "balanced")
         loss, count = desk.accelerator.reduce(total, "sum").tolist()
-        return super().examine(exam, desk, "balanced") | {"relevance": 1 - loss / max(count, 1)}
+        return found | {"relevance": 1 - loss / max(count, 1)}
+
+
+@dataclass(frozen=True)
+class OnTheWay:
+    """Batches that are asked about something else, too, on the way to be answered: so they are decoded once."""
+
+    batches: Batches
+    device: torch.device
+    ask: Callable[[Batch], None]
+
+    @property
+    def indices(self) -> np.ndarray:
+        return self.batches.indices
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        for batch in self.batches.epoch(number):
+            moved = batch.to(self.device)
+            self.ask(moved)
+            yield moved
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------

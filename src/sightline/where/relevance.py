@@ -152,7 +152,7 @@ def relevance_map(method: object, images: Tensor, classes: Tensor | None = None,
     `classes` [B] say what is to be explained; without, what each picture is taken for.
     """
     vit, read = _reader(method)
-    at_once = max(1, MOST_BYTES // _bytes_per_image(vit, images))
+    at_once = fit_at_once(vit, images)
     parts = images.split(at_once)
     of_parts = [None] * len(parts) if classes is None else classes.split(at_once)
     with torch.set_grad_enabled(kind in ("gae", "gradient")):
@@ -185,9 +185,10 @@ def _reader(method: object) -> tuple[ViT, Read]:
     return vit, own_scores if answer is None else lambda out: answer(out.cls)
 
 
-def _bytes_per_image(vit: ViT, images: Tensor) -> int:
+def fit_at_once(vit: ViT, images: Tensor) -> int:
+    """How many of such pictures are explained in one go."""
     H, W = vit.grid(images)
-    return 4 * 4 * vit.config.depth * vit.config.heads * (vit.prefix + H * W) ** 2
+    return max(1, MOST_BYTES // (4 * 4 * vit.config.depth * vit.config.heads * (vit.prefix + H * W) ** 2))
 
 
 class RelevanceSight(nn.Module):
