@@ -171,7 +171,7 @@ TURNED = {
 
 
 def embedded(rows: Rows) -> str:
-    whole, crop = (worst(rows[f"{name}"]) for name in ("full, N", "A2 N>N, block -1, mean"))
+    whole, crop = (worst(rows[name]) for name in ("full, N", "A2 N>N, block -1, mean"))
     return (
         "\n\nThe embedded `sightline-nano` has seen toy pictures alone, and knows nothing of these: worst group "
         f"{whole} on whole pictures, {crop} on crops (CPU, fp32)."
@@ -192,7 +192,8 @@ def page(results: Path) -> str:
     both = "{}\n\nWith group labels:\n\n{}"
     own = f"each class has a scene of its own in training, and another's in the test (n = {count['o2o']:,})"
     sections = {
-        "Waterbirds rebuilt": both.format(pairs(birds), pairs(birds, labelled=True)) + embedded(birds),
+        "Waterbirds rebuilt": both.format(pairs(birds), pairs(birds, labelled=True))
+        + embedded(rows_in(found, "embedded")),
         "Away from the centre": off_centre(birds),
         "How many crops": f"{steps(birds, COUNTS)}\n\nWhere {own}:\n\n{steps(o2o, COUNTS)}",
         "How large": steps(birds, SIDES),

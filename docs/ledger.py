@@ -1,6 +1,6 @@
 """Writes what the pages say of measurements from benchmarks/results, so that they cannot go stale.
 
-python docs/ledger.py            # ledger.md, results_a2.md, and the tables in choosing.md and results.md
+python docs/ledger.py            # ledger.md, results_a2.md, and the tables of other pages
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from a2_page import page as a2_page
 from birds_tables import TABLES as BIRDS
+from relevance_tables import TABLES as RELEVANCE
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -187,7 +188,11 @@ def paired(results: Path = RESULTS) -> str:
     return table(*rows)
 
 
-TABLES = {"choosing.md": {"measured": measured, "paired": paired}, "results.md": BIRDS}
+TABLES = {
+    "choosing.md": {"measured": measured, "paired": paired},
+    "results.md": BIRDS,
+    "methods/relevance.md": RELEVANCE,
+}
 
 
 def with_tables(name: str, results: Path = RESULTS) -> str:

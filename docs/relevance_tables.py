@@ -1,0 +1,42 @@
+"""The tables of docs/methods/relevance.md, from benchmarks/results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from birds_tables import figure, read, table
+
+FILE = "relevance_h200.json"
+SETS = {"birds": "Waterbirds", "cub": "200 species", "si": "SI-Score-like", "imagenet": "ImageNet photographs"}
+ROWS = ("ERM", "before", "RobustViT", "RRR", "GradMask", "MaskTune")
+FIGURES = {
+    "accuracy": "accuracy", "usual": "accuracy, usual", "shifted": "accuracy, shifted", "worst group": "worst group",
+    "relevance inside the mask": "mass gae", "10 neighbours": "10 neighbours",
+}  # fmt: skip
+GAINS = {
+    "accuracy": "accuracy, all", "usual": "accuracy, usual", "shifted": "accuracy, shifted",
+    "worst group": "worst group, all", "relevance inside the mask": "mass gae, all",
+}  # fmt: skip
+
+
+def figures(results: Path) -> str:
+    lines = []
+    for kind, words in SETS.items():
+        rows = {row["row"]: row for row in read(results, FILE)["sets"][kind]["rows"]}
+        for name in (name for name in ROWS if name in rows):
+            row = rows[name]
+            lines.append([words, name, str(len(row["seeds"])), *(figure(row.get(key)) for key in FIGURES.values())])
+    return table(["", " ", "seeds", *FIGURES], lines, (" ",))
+
+
+def gains(results: Path) -> str:
+    lines = []
+    for kind, words in SETS.items():
+        pairs = {pair["row"]: pair for pair in read(results, FILE)["sets"][kind]["paired"]}
+        for name in (name for name in ROWS if name in pairs):
+            said = [figure(pairs[name].get(key), "+") for key in GAINS.values()]
+            lines.append([words, f"{name} − {pairs[name]['against']}", *said])
+    return table(["", " ", *GAINS], lines, (" ",))
+
+
+TABLES = {"figures": figures, "gains": gains}
