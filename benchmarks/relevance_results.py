@@ -147,8 +147,11 @@ def draw_maps(before: Path, after: Path, path: Path, device: str) -> None:
     from sightline.audit.changes import both
     from sightline.audit.maps import lit, sheet
     from sightline.config import Evaluate
+    from sightline.data.imagenet import imagenet_classes
     from sightline.data.images import Canvas, decode
     from sightline.where.relevance import MAPS
+
+    called = imagenet_classes()
 
     one, other = both(*(folder / "predictions" / "test.csv" for folder in (before, after)))
     accelerator, first = opened(before, device)
@@ -163,10 +166,12 @@ def draw_maps(before: Path, after: Path, path: Path, device: str) -> None:
         chosen = chosen[np.linspace(0, len(chosen) - 1, EXAMPLES).astype(int)]
         images = torch.stack([decode(rows, place[one.images[i]], Canvas.of(first.expects)).image for i in chosen])
         images = images.to(accelerator.device).float() / 255
-        strips[f"{name}: {', '.join(one.labels[i] for i in chosen)}"] = images.cpu()
-        for model, seen, word in ((first, one, "before"), (second, other, "after")):
-            strips[f"{name}, {word}: {', '.join(seen.predicted[i] for i in chosen)}"] = lit(
-                images, MAPS["gae"](model.method, images)
-            ).cpu()
+        names = [
+            ", ".join(called.get(some[i], some[i]) for i in chosen)
+            for some in (one.labels, one.predicted, other.predicted)
+        ]
+        strips[f"{name}: {names[0]}"] = images.cpu()
+        for model, said, word in ((first, names[1], "before"), (second, names[2], "after")):
+            strips[f"{name}, {word}: {said}"] = lit(images, MAPS["gae"](model.method, images)).cpu()
     if strips:
         sheet(strips).save(path)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..assess import Asked, data_asked_for, opened, with_classes_of
 from ..config import Audit
-from ..data.batches import Batch, Batches
+from ..data.batches import Batch, Batches, OnTheWay
 from ..data.images import Canvas, decode
 from ..data.rows import Rows
 from ..errors import UserError
@@ -98,19 +98,11 @@ def open_case(command: Audit) -> Case:
     return Case(command, accelerator, model, parts, found, asked, rows)
 
 
-@dataclass(frozen=True, eq=False)
-class Counted:
-    """Batches that say how many pictures are done."""
+@dataclass(eq=False)
+class Counted(OnTheWay):
+    """They say how many pictures are done."""
 
-    batches: Batches
     tick: Callable[[int], None] | None
-
-    @property
-    def indices(self) -> np.ndarray:
-        return self.batches.indices
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         done = 0

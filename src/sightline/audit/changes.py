@@ -86,23 +86,25 @@ def in_words(changes: Sequence[Change]) -> str:
 
 
 def draw_changes(named: Mapping[str, Sequence[Change]], path: Path, title: str) -> None:
-    """A panel per data set: every class's change, sorted; those that changed most by name."""
+    """A panel per data set: every class that changed, sorted, at most so many at either end."""
+    from ..data.imagenet import imagenet_classes
     from .curves import figure_class
 
+    called = imagenet_classes()  # who is called by a number there
     tallest = max(min(len(changes), MOST_NAMED) for changes in named.values())
     figure = figure_class()(figsize=(4.6 * len(named), max(2.5, 0.22 * tallest + 1.4)), layout="constrained")
     for axes, (name, changes) in zip(figure.subplots(1, len(named), squeeze=False)[0], named.items(), strict=True):
-        few = list(changes)
+        few = [change for change in changes if change.gain.value] or list(changes)
         if len(few) > MOST_NAMED:
             few = few[: MOST_NAMED // 2] + few[-MOST_NAMED // 2 :]
         values = [100 * change.gain.value for change in few]
         ends = [[100 * (c.gain.value - c.gain.low) for c in few], [100 * (c.gain.high - c.gain.value) for c in few]]
         colours = ["tab:red" if value < 0 else "tab:green" if value > 0 else "tab:grey" for value in values]
         axes.barh(range(len(few)), values, xerr=ends, color=colours, ecolor="0.5", height=0.75)
-        axes.set_yticks(range(len(few)), [f"{c.label} (n {c.gain.n:,})" for c in few], fontsize=7)
+        axes.set_yticks(range(len(few)), [f"{called.get(c.label, c.label)} (n {c.gain.n:,})" for c in few], fontsize=7)
         axes.axvline(0, color="black", linewidth=0.8)
         left = len(changes) - len(few)
-        more = f"; {left:,} that changed less are not shown" if left else ""
+        more = f"\n{left:,} that changed less, or not at all, are not shown" if left else ""
         axes.set_title(f"{name}: accuracy after − before, points{more}", fontsize=8)
     figure.suptitle(title, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
+from ..data.batches import OnTheWay
 
-    from ..data.batches import Batch, Batches
+if TYPE_CHECKING:
+    from ..data.batches import Batch
 
 Progress = Callable[[int, int], None]  # batches done, and of how many
 
@@ -33,19 +33,11 @@ class Turns:
 
 
 @dataclass(eq=False)
-class InTurns:
-    """Batches, each of which is worked on in its turn."""
+class InTurns(OnTheWay):
+    """Each is worked on in its turn."""
 
-    batches: Batches
     turns: Turns
     progress: Progress | None = None
-
-    @property
-    def indices(self) -> np.ndarray:
-        return self.batches.indices
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         for done, batch in enumerate(self.batches.epoch(number)):

@@ -139,6 +139,20 @@ class Batches:
             yield batch
 
 
+@dataclass(eq=False)
+class OnTheWay:
+    """Batches that something is done about before they arrive: a subclass says what, in `epoch`."""
+
+    batches: Batches
+
+    @property
+    def indices(self) -> np.ndarray:
+        return self.batches.indices
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
 def balanced(codes: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Weights, one per row, with which every class (or group) among `indices` is drawn equally often."""
     counts = np.bincount(codes[indices], minlength=codes.max() + 1)

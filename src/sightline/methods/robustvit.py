@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config.relevance import Pointed, Robustvit, Tuned
+from ..data.batches import OnTheWay
 from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..lessons import Desk, Lesson, When
@@ -116,26 +117,18 @@ class RobustViT(Shown):
                         total[0] += self.losses(*part)["loss"].detach().double().sum()
             total[1] += has.sum()
 
-        seen = cast("Batches", OnTheWay(exam, desk.accelerator.device, add_losses))
+        seen = cast("Batches", AlsoAsked(exam, desk.accelerator.device, add_losses))
         found = super().examine(seen, desk, "balanced")
         loss, count = desk.accelerator.reduce(total, "sum").tolist()
         return found | {"relevance": 1 - loss / max(count, 1)}
 
 
-@dataclass(frozen=True)
-class OnTheWay:
-    """Batches that are asked about something else, too, on the way to be answered: so they are decoded once."""
+@dataclass(eq=False)
+class AlsoAsked(OnTheWay):
+    """About something else, too, before they are answered: so they are decoded once."""
 
-    batches: Batches
     device: torch.device
     ask: Callable[[Batch], None]
-
-    @property
-    def indices(self) -> np.ndarray:
-        return self.batches.indices
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         for batch in self.batches.epoch(number):
