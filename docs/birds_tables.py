@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-SIGHT = {"grid IoU": "grid_iou", "pixel IoU": "pixel_iou", "coverage": "coverage"}
+SIGHT = {"pixel IoU": "pixel_iou", "grid IoU": "grid_iou", "coverage": "coverage"}
 SHIFTS = {"one to one": "shift_o2o.json", "many to many": "shift_m2m.json", "disjoint": "shift_disjoint.json"}
 SPECIES = ("ERM", "early mask, true", "early mask, true, pixels", "iFAM K=1", "iFAM K=4", "iFAM K=1, pixels")
 
@@ -33,14 +33,14 @@ def table(head: Iterable[str], lines: Iterable[Iterable[str]], words: Iterable[s
 
 def of_rows(rows: list[Row]) -> str:
     groups = list(rows[0]["metrics"]["test"]["groups"])
-    head = ["", "seeds", "accuracy", *groups, "mean of groups", "worst group", *SIGHT]
+    head = ["", "seeds", "worst group", "mean of groups", "accuracy", *SIGHT, *groups]
     lines = []
     for row in rows:
         found, seen = row["metrics"]["test"], (row.get("sight") or {}).get("test") or {}
         each = [f"{100 * found['groups'][group]['value']:.1f}" for group in groups]
-        totals = [figure(found[name]) for name in ("mean_of_groups", "worst_group")]
+        totals = [figure(found[name]) for name in ("worst_group", "mean_of_groups", "accuracy")]
         sight = [figure(seen.get(name)) for name in SIGHT.values()]
-        lines.append([row["row"], str(len(row["seeds"])), figure(found["accuracy"]), *each, *totals, *sight])
+        lines.append([row["row"], str(len(row["seeds"])), *totals, *sight, *each])
     return table(head, lines)
 
 
