@@ -2,7 +2,6 @@
 
     python benchmarks/waterbirds.py waterbirds --backbone vit_ti16_augreg_in1k.safetensors
     python benchmarks/claims.py runs/waterbirds --out claims_wbr.json
-    python benchmarks/claims.py runs/waterbirds --only F2 F7
 
 The first command trains the rows that the claims are about (see `--only` there); the second reads their answers, and
 measures in the run folders what is not there yet: certificates of blindness, and what the sight's shape tells. A new
