@@ -165,7 +165,7 @@ def is_wanted(row: str, patterns: Sequence[str]) -> bool:
 def do_all(config: A2Benchmark, rows: Iterable[Asked], deadline: float | None) -> None:
     ordered = sorted(rows, key=lambda asked: not asked[1].name.startswith("adapter"))  # they take longest
     jobs = [
-        Job({"set": row.set, "row": row.name, "seed": row.seed}, do, (setting, row, look))
+        Job(row.about, do, (setting, row, look))
         for setting, row, look in ordered
         if setting.lacks(row) and is_wanted(row.name, config.rows)
     ]

@@ -59,7 +59,7 @@ def do(setting: Setting, row: Row, look: dict[str, Any] | None = None) -> dict[s
     began, kind = time.perf_counter(), row.line.split()[0]
     with contextlib.redirect_stdout(sys.stderr):
         {"oracle": oracle, "attention": attention, "distances": distances}.get(kind, trained)(setting, row)
-    about: dict[str, Any] = {"set": row.set, "row": row.name, "seed": row.seed}
+    about = row.about
     if (setting.folder(row) / "metrics.json").exists():
         from sightline.metrics import Metrics, read_metrics
         from sightline.runs import read_run

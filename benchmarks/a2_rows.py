@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import lanes
+
 CROP = "2/7"  # 64 of 224 pixels, as in the paper
 COUNTS = (2, 3, 4)
 SIZES = ("1/7", "3/7", "4/7", "2/7+1/7")
@@ -56,11 +58,7 @@ class Backbone:
 
 
 @dataclass(frozen=True)
-class Row:
-    set: str
-    name: str
-    line: str
-    seed: int = 0
+class Row(lanes.Row):
     moved: bool = False  # answer the set with displaced birds, too
 
 
@@ -115,9 +113,9 @@ def chosen(pairs: Iterable[tuple[str, str]], by: Mapping[str, Look]) -> Lines:
     return joined(a2(where, what, by[where]) for where, what in pairs)
 
 
-def chosen_otherwise(where: str, what: str, look: Look, *, kinds: Sequence[str]) -> Lines:
+def chosen_otherwise(where: str, what: str, look: Look) -> Lines:
     return a2(where, what, look, "plain", flags="--plain") | joined(
-        a2(where, what, look, f"DFR {kind}", method="a2-dfr", flags=f"--kind {kind}") for kind in kinds
+        a2(where, what, look, f"DFR {kind}", method="a2-dfr", flags=f"--kind {kind}") for kind in ("val", "train")
     )
 
 
@@ -161,11 +159,8 @@ def first_go(kind: str, backbones: Sequence[Backbone]) -> list[Row]:
     lines |= joined(map(full, names))
     if kind != "toy":
         lines |= joined(map(crops_without_attention, names))
-    if kind == "birds":
-        lines |= joined(map(larger, backbones)) | joined(map(scales, names))
+        lines |= joined(map(larger, backbones)) | joined(map(scales, names)) | joined(map(dfr, names))
     lines |= plain_rule(pairs) | joined(map(looks, backbones))
-    if kind in ("birds", "o2o"):
-        lines |= joined(map(dfr, names))
     rows = rows_of(kind, lines)
     if kind == "birds":
         rows += [Row(kind, f"attention {name}", f"attention --backbone @{name}") for name in names]
@@ -181,10 +176,8 @@ def second_go(kind: str, backbones: Sequence[Backbone], by: Mapping[str, Look], 
         rows = [Row(kind, *one) for one in adapter(head, PLAIN_LOOK, "plain rule")[1:]]
         return rows + ([Row(kind, *one) for one in adapter(head, birds, "look at birds")] if birds else [])
     lines = chosen(pairs, by)
-    if kind in ("birds", "o2o"):
-        kinds = ("val", "train") if kind == "birds" else ("train",)
-        lines |= joined(chosen_otherwise(where, what, by[where], kinds=kinds) for where, what in pairs)
-    if kind in ("birds", "o2o", "m2m", "disjoint"):
+    if kind != "toy":
+        lines |= joined(chosen_otherwise(where, what, by[where]) for where, what in pairs)
         lines |= joined(counts(head, what, by[head]) for what in names)
     if kind == "birds":
         lines |= joined(map(oracle, names)) | joined(sizes(head, what, by[head]) for what in names)

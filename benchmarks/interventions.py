@@ -152,7 +152,7 @@ def do(config: Interventions, row: Row) -> dict[str, Any]:
             )
             measure(path, how)
     seconds = {"training": round(trained, 1), "all": round(time.perf_counter() - began, 1), "estimated": row.seconds}
-    return {"set": row.set, "row": row.name, "seed": row.seed} | figures_of(path) | {"seconds": seconds}
+    return row.about | figures_of(path) | {"seconds": seconds}
 
 
 def cost_of(path: Path, device: str) -> dict[str, Any]:
@@ -186,9 +186,7 @@ def do_all(config: Interventions, rows: Sequence[Row], deadline: float | None) -
     """Several at once, but what is timed has the GPU for itself."""
     for alone, lanes in ((False, config.parallel), (True, 1)):
         jobs = [
-            Job({"set": row.set, "row": row.name, "seed": row.seed}, do, (config, row))
-            for row in rows
-            if (row.turn == ALONE) == alone and lacks(config, row)
+            Job(row.about, do, (config, row)) for row in rows if (row.turn == ALONE) == alone and lacks(config, row)
         ]
         side_by_side(jobs, lanes, deadline)
 

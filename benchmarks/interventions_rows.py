@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import lanes
 from sightline.config import Shaping
 from waterbirds_rows import BRIEF, EXACT, LONG, PATCHES
 
@@ -44,11 +45,7 @@ MEASURING = {"cub": 30, "object": 20, "birds": 15, "mixed": 0}  # seconds
 
 
 @dataclass(frozen=True)
-class Row:
-    set: str
-    name: str
-    line: str
-    seed: int = 0
+class Row(lanes.Row):
     turn: int = FIRST
     interventions: bool = False  # are measured
 

@@ -23,6 +23,21 @@ import tyro
 from sightline import config as commands
 from sightline.errors import UserError
 
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: the arguments of `sightline train`, on one set of data."""
+
+    set: str
+    name: str
+    line: str
+    seed: int = 0
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {"set": self.set, "row": self.name, "seed": self.seed}
+
+
 # ---- what a row says -------------------------------------------------------------------------------------------------
 
 

@@ -202,7 +202,7 @@ def do(setting: Setting, row: Row, note: dict[str, Any] | None = None) -> dict[s
                 "pictures": False,
             }
             stress(Stress(folder, cache=setting.cache, **asked))
-    about = {"set": row.set, "row": row.name, "seed": row.seed} | figures_of(folder)
+    about = row.about | figures_of(folder)
     seconds = {"training": round(trained, 1), "all": round(time.perf_counter() - began, 1)}
     return about | {"seconds": seconds}
 
@@ -329,7 +329,7 @@ def in_turn(rows: Iterable[Asked]) -> list[Asked]:
 def do_all(config: RelevanceBenchmark, rows: Iterable[Asked], deadline: float | None) -> None:
     jobs = []
     for setting, row, note in in_turn(rows):
-        about = {"set": row.set, "row": row.name, "seed": row.seed}
+        about = row.about
         if not setting.lacks(row) or not is_wanted(row, config):
             continue
         if lost := next((one for one in setting.needed_by(row) if not setting.has_weights(one)), None):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import lanes
+
 SEEN = 5600  # pictures, with repetitions, that everything with few masks learns from: as many however few there are
 MOST_EPOCHS, LEAST_EPOCHS = 150, 6
 RATES = {"robustvit": ("1.2e-5", "5e-5", "2e-4"), "rrr": ("1e-5", "5e-5"), "gradmask": ("1e-5", "5e-5")}
@@ -47,11 +49,7 @@ class Masks:
 
 
 @dataclass(frozen=True)
-class Row:
-    set: str
-    name: str
-    line: str
-    seed: int = 0
+class Row(lanes.Row):
     tests: tuple[str, ...] = MASKS
 
 

@@ -3,7 +3,7 @@
     decoder = Decoder(channels=16)
     share = decoder(fine_share(shares, images, Fine()), images)      # [B, h, w]: at first, the same
 
-Nobody shows it where things end: it learns from the answer, straight through the mask, and from what shapes parts.
+Nobody shows it where things end: the answer teaches it, straight through the mask, and so do the losses of parts.
 """
 
 from __future__ import annotations
