@@ -166,6 +166,19 @@ def test_both_stages_are_compiled_and_keep_their_names(toy, tmp_path, monkeypatc
     assert load(folder).method.what.vit.config.depth == 6
 
 
+def test_what_was_compiled_to_learn_answers_uncompiled(toy, tmp_path, monkeypatch):
+    """Every picture hides another share, so that every batch would be compiled anew."""
+    asked = []
+
+    def conclude(model, *_):
+        asked.append([block._compiled_call_impl for block in model.modules() if isinstance(block, Block)])
+
+    monkeypatch.setattr(Block, "compile", lambda self: setattr(self, "_compiled_call_impl", self._call_impl))
+    monkeypatch.setattr(sys.modules["sightline.train"], "conclude", conclude)
+    train(small(toy, tmp_path / "run", epochs=1, compile=True))
+    assert asked == [[None] * 12]
+
+
 WITHOUT_NOISE = """
 import torch
 from sightline.cli import main

@@ -167,6 +167,8 @@ def fit(model: Learner, desk: Desk, config: Loop) -> Learner:
             if course.stopping.is_set():
                 stop(course)
     desk.accelerator.wait_for_everyone()
+    for module in model.modules():
+        module._compiled_call_impl = None  # as in `examine`
     model.load_state_dict(load_tensors(desk.run.best)[0])
     return model.eval()
 
@@ -324,8 +326,7 @@ def follow(average: nn.Module, model: nn.Module, decay: float, updates: int) -> 
     """The moving average after `updates` earlier ones; the first is a copy, so untrained weights are forgotten."""
     decay = min(decay, 1 - (1 + updates) ** (-2 / 3))
     with torch.no_grad():
-        for kept, current in zip(average.parameters(), model.parameters(), strict=True):
-            kept.lerp_(current, 1 - decay)
+        torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - decay)
         for kept, current in zip(average.buffers(), model.buffers(), strict=True):
             kept.copy_(current)
 
