@@ -19,8 +19,6 @@ OTHERWISE = {
     "look once": "--look-again False",
     "no zoom": "--look-again False --zoom False",
     "unguided": "--guide 0",
-    "decoder": "--decoder 16",
-    "decoder, unguided": "--decoder 16 --guide 0",
     "surely": "--sure 0.7",
     "mask gradient": "--mask-gradient True",
     "never hidden": "--mask-dropout 0",

@@ -247,9 +247,6 @@ class Ifam(Pdiscoformer):
     published code, and --soft, hide patches."""
     guide: int = 16
     """With pixels: how far the picture's edges pull at the border of parts, in pixels; 0: not at all."""
-    decoder: int | None = None
-    """With pixels: let a few small convolutions with so many channels, such as 16, redraw the border of parts; the
-    answer teaches them. Default: none."""
     sure: float = 0.5
     """With pixels: keep those whose share of the parts is at least that; more keeps only what is surely inside."""
     zoom: bool | None = None

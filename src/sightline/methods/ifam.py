@@ -21,7 +21,6 @@ from ..weights import load_backbone
 from ..what.masked import MaskedViT, SoftlyMaskedViT
 from ..what.zoom import Zoom, passing, zoom_boxes, zoom_in
 from ..where.corrections import Claims, Correction
-from ..where.decoder import Decoder, pixel_losses
 from ..where.fine import Fine, fine_share
 from ..where.parts import (
     PartDiscovery,
@@ -74,16 +73,9 @@ FINE = 28  # patches a side from which on parts are fine enough
 class IFam(PartLearner):
     WINDOW = Zoom(margin=0.25, smallest=0.3)  # where to look again: the first sight may have missed a little
 
-    def __init__(
-        self,
-        where: PartDiscovery,
-        what: MaskedViT | SoftlyMaskedViT,
-        how: How,
-        pixels: Pixels | None = None,
-        decoder: Decoder | None = None,
-    ):
+    def __init__(self, where: PartDiscovery, what: MaskedViT | SoftlyMaskedViT, how: How, pixels: Pixels | None = None):
         super().__init__(where, how)
-        self.what, self.pixels, self.decoder = what, pixels, decoder
+        self.what, self.pixels = what, pixels
 
     @property
     def blind(self) -> bool:
@@ -132,8 +124,6 @@ class IFam(PartLearner):
         """[B, h, w]: patches' share of the parts, pixel by pixel; where images are enlarged windows, at their place."""
         assert self.pixels is not None
         share = fine_share(share, images, self.pixels.fine)
-        if self.decoder is not None:
-            share = self.decoder(share, images)
         return share if windows is None else put_back(share, windows)
 
     def kept(self, images: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,9 +150,6 @@ class IFam(PartLearner):
 
     def losses(self, images: Tensor, labels: Tensor, draws: Draws) -> dict[str, Tensor]:
         parts, losses = self.discovery(images, labels, draws)
-        if self.decoder is not None:
-            share = self.in_pixels(foreground(parts.scores).detach(), images)
-            losses |= pixel_losses(share, self.how.shaping)
         seen, keep, keep_pixels = self.shown(images, parts, draws)
         # On a GPU removal would save little, and wait for it in every step.
         hide = None if keep.dtype != torch.bool else "mask" if images.is_cuda else "removal"
@@ -186,25 +173,19 @@ class IFam(PartLearner):
     def pixel_masks(self, images: Tensor, scores: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """[B, H, W] and [B, h, w]"""
         assert self.pixels is not None
-        views, windows = images, None
         with torch.set_grad_enabled(self.how.mask_gradient):
-            share = foreground(scores, draws.keep_masked)
+            share = self.in_pixels(foreground(scores, draws.keep_masked), images)
             if self.pixels.look_again:
-                views, windows = self.closer(images, self.in_pixels(share, images))
+                views, windows = self.closer(images, share)
                 scores = self.where.discover(views, noise=draws.noise_mask).scores
-                share = foreground(scores, draws.keep_masked)
-        share = self.in_pixels(share, views, windows)
+                share = self.in_pixels(foreground(scores, draws.keep_masked), views, windows)
         keep, keep_pixels = self.kept(images, share)
-        if self.how.mask_gradient:
-            return passing(keep, cell_share(share, keep.shape[1:])), passing(keep_pixels, share)
-        # The decoder learns from pixels of kept patches: the gradient of patches is a thousand times that, and noisy.
-        return keep, keep_pixels if self.decoder is None else passing(keep_pixels, share)
+        if not self.how.mask_gradient:
+            return keep, keep_pixels
+        return passing(keep, cell_share(share, keep.shape[1:])), passing(keep_pixels, share)
 
     def parameter_groups(self, head_lr: float) -> list[Group]:
-        groups = [*super().parameter_groups(head_lr), *backbone_groups(self.what.vit, head_lr)]
-        if self.decoder is not None:
-            groups.append(Group(list(self.decoder.parameters()), self.how.prototype_lr, decay=False))
-        return groups
+        return [*super().parameter_groups(head_lr), *backbone_groups(self.what.vit, head_lr)]
 
 
 @in_full_precision
@@ -255,14 +236,8 @@ def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> t
         note_backbone(run, vit, expects, config)
         note_where(run, None if where is vit else where)
         run.note(look_size=settings["look_size"])
-    stages = selector(where, settings, classes), predictor(vit, settings, classes)
-    return IFam(*stages, how, Pixels.of(settings), decoder_of(settings)), expects
-
-
-def decoder_of(config: dict[str, Any]) -> Decoder | None:
-    """None also in runs from before there was any."""
-    channels = config.get("decoder")
-    return None if channels is None else Decoder(channels, config["seed"])
+    pixels = Pixels.of(settings)
+    return IFam(selector(where, settings, classes), predictor(vit, settings, classes), how, pixels), expects
 
 
 def look_size(config: dict[str, Any], where: ViT, expects: Input) -> int | None:
@@ -281,8 +256,6 @@ def refuse_hopeless_pixels(config: Ifam) -> None:
             config.look_size and not pixels,
             "--look-size: finer than the patches that answer, so it needs --sight pixels",
         ),
-        (config.decoder is not None and not pixels, "--decoder: draws pixels, so it needs --sight pixels"),
-        (config.decoder is not None and config.decoder < 1, f"--decoder {config.decoder}: channels, such as 16"),
         (config.where and not pixels, "--where: another backbone's patches are not these, so it needs --sight pixels"),
         (not 0 < config.sure < 1, f"--sure {config.sure}: a share above 0 and below 1"),
         (config.guide < 0, f"--guide {config.guide}: must not be negative"),
@@ -295,4 +268,4 @@ def build_ifam(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
     noted = {"look_size": facts["look_size"]} if "look_size" in facts else {}
     settings, classes, vit = facts["config"] | noted, len(facts["data"]["classes"]), ViT(vit_config)
     stages = selector(noted_where(facts) or vit, settings, classes), predictor(vit, settings, classes)
-    return IFam(*stages, How.of(settings), Pixels.of(settings), decoder_of(settings))
+    return IFam(*stages, How.of(settings), Pixels.of(settings))
