@@ -63,7 +63,7 @@ def apart(evidence: Evidence, kind: str, rows: list[str]) -> Iterator[str]:
     for (start, seed), by_weights in found.items():
         if len(by_weights) > 1:
             said = "; ".join(f"{weights[:6]}: {', '.join(some)}" for weights, some in by_weights.items())
-            yield f"not all rows of seed {seed} went on with the same {start}, which was trained more than once: {said}"
+            yield f"not all rows of seed {seed} went on with the same weights of {start}: {said}"
 
 
 def paired(evidence: Evidence, kind: str, rows: list[str]) -> list[dict[str, Any]]:

@@ -39,4 +39,15 @@ def gains(results: Path) -> str:
     return table(["", " ", *GAINS], lines, (" ",))
 
 
-TABLES = {"figures": figures, "gains": gains}
+def variants(results: Path) -> str:
+    """What is other than in the headline row, and what that changes against the run it began with."""
+    lines = []
+    for kind in ("birds", "cub", "imagenet"):
+        pairs = read(results, FILE)["sets"][kind]["paired"]
+        for pair in (pair for pair in pairs if pair["row"].startswith("RobustViT, ") and ", rate " not in pair["row"]):
+            said = [figure(pair.get(key), "+") for key in GAINS.values()]
+            lines.append([SETS[kind], pair["row"].removeprefix("RobustViT, "), str(pair["seeds"]), *said])
+    return table(["", "RobustViT", "seeds", *GAINS], lines, ("RobustViT",))
+
+
+TABLES = {"figures": figures, "gains": gains, "variants": variants}

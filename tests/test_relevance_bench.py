@@ -244,7 +244,7 @@ def test_rows_that_went_on_with_another_training_of_their_beginning_are_named(do
     facts = json.loads(path.read_text())
     path.write_text(json.dumps(facts | {"began_with": {"weights": "another"}}))
     (warning,) = collect(runs)["birds"]["warnings"]
-    assert "seed 0 went on with the same ERM" in warning
+    assert "seed 0 went on with the same weights of ERM" in warning
     assert warning.endswith("anothe: MaskTune") or "anothe: MaskTune;" in warning
 
 
