@@ -97,7 +97,9 @@ def table_of_rows(config: Waterbirds) -> dict[str, str]:
 
 
 def seeds_of(row: str, config: Waterbirds) -> tuple[int, ...]:
-    return config.seeds if row in HEADLINE or config.rows is not None else config.seeds[:1]
+    """All of them for headline rows, and for rows that were asked for by name; nothing in the probe is drawn."""
+    every = row in HEADLINE or config.only or config.rows is not None
+    return config.seeds if every and row != "probe" else config.seeds[:1]
 
 
 def jobs_of(config: Waterbirds) -> list[tuple[str, int]]:

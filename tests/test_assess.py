@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sightline.assess import sees_everything
 from sightline.config import Ifam, Pdiscoformer
 from sightline.data import metashift
 from sightline.data.metashift import ANIMALS
 from sightline.data.toyset import write_toy
+from sightline.guesses import sees_everything
 from sightline.load import Model
 from sightline.methods.given_mask import Given, GivenMask
 from sightline.methods.ifam import IFam, predictor

@@ -61,6 +61,15 @@ def test_help_is_quick():
     assert min(times) < 5, "a loose bound: how fast it is, is for a quiet machine to say"
 
 
+def test_whoever_reads_along_may_stop_reading():
+    reading = subprocess.Popen(
+        [sys.executable, "-m", "sightline", "train", "ifam", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    reading.stdout.close()
+    assert b"Traceback" not in reading.stderr.read()
+    assert reading.wait() == 141
+
+
 def test_verify_a_weights_file_on_toy_pictures(weights, tmp_path):
     out = sightline("verify", weights, "--size", 32, "--limit", 3, "--draws", 1, "--out", tmp_path / "c.json").stdout
     assert "3 toy pictures, looking by given masks, patch by patch" in out

@@ -260,6 +260,12 @@ def test_scores_are_the_figures_of_the_table():
     assert set(SCORES) == {"balanced", "accuracy", "worst-group", "worst-class", "auc"}
 
 
+def test_equally_good_answers_score_the_same_however_their_mean_was_rounded(monkeypatch):
+    monkeypatch.setitem(SCORES, "balanced", lambda mean: mean)
+    assert 0.1 + 0.2 != 0.3
+    assert score(0.1 + 0.2) == score(0.3)
+
+
 def test_scores_leave_out_classes_without_images():
     assert score(answered(np.array([0, 0, 2, 2]), np.array([1, 0, 1, 1], dtype=bool), classes=("a", "b", "c"))) == 0.75
 

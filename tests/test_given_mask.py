@@ -187,6 +187,30 @@ def test_what_a_folder_lacks_is_named(toy, tmp_path):
         having_masks(gaps)
 
 
+def test_which_of_two_masks_is_meant_is_not_guessed(toy, tmp_path):
+    shutil.copytree(toy / "masks", tmp_path / "masks")
+    shutil.copy(tmp_path / "masks/val/00003.png", tmp_path / "masks/val/00003.bmp")
+    with pytest.raises(UserError, match=r"00003.bmp and 00003.png could both be val/00003.png's mask; keep one"):
+        with_masks(read_rows(toy), tmp_path / "masks")
+
+
+@pytest.mark.parametrize(
+    ("told", "share"), [({}, 0.5), ({"pixels": True}, 0.1), ({"pixels": True, "at_least": 0.3}, 0.3)]
+)
+def test_patches_are_kept_from_a_half_on_and_to_the_pixel_from_a_tenth_on(told, share):
+    assert Given.of({"masks": "data", "at_least": None, "pixels": False} | told).at_least == share
+
+
+@pytest.mark.parametrize(("size", "near"), [(24, 32), (8, 32)])
+def test_what_makes_masks_must_have_patches_that_divide_the_pictures(toy, tmp_path, size, near):
+    save_backbone(small_vit(patch=16), tmp_path / "other.safetensors")
+    told = {"masks": f"tokencut:{tmp_path / 'other.safetensors'}", "size": size}
+    with pytest.raises(
+        UserError, match=rf"patches of 16 pixels, and pictures here are {size}×{size}; choose --size {near}"
+    ):
+        train(small(toy, tmp_path / "run", **told))
+
+
 @pytest.mark.parametrize(
     ("kind", "wrong", "said"),
     [

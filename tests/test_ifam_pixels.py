@@ -115,6 +115,8 @@ def test_runs_from_before_there_were_pixels_hide_patches(images):
         ({"sight": "patches", "look_again": True}, "--look-again"),
         ({"preset": "published", "look_again": True}, "--look-again"),
         ({"sight": "patches", "look_size": 64}, "--look-size"),
+        ({"sight": "patches", "sure": 0.9}, "--sure: draws the border of pixels"),
+        ({"sight": "patches", "guide": 0}, "--guide: draws the border of pixels"),
         ({"sure": 0.0}, "--sure 0.0"),
         ({"sure": 1.0}, "--sure 1.0"),
         ({"guide": -1}, "--guide -1"),
@@ -376,3 +378,10 @@ def test_a_hopeless_wish_is_refused_on_the_command_line(tmp_path):
     code, _, err = typed("train", "ifam", toy, *SMALL, "--sight", "patches", "--look-size", 128)
     assert code != 0
     assert "--look-size" in err
+
+
+def test_a_mask_that_is_drawn_is_shown_to_the_pixel_however_small():
+    model, images = ifam(), torch.rand(1, 3, 32, 32)
+    speck = torch.zeros(1, 32, 32, dtype=torch.bool)
+    speck[0, 5, 9] = True
+    assert torch.equal(model.look_at(images, speck).visible((32, 32)), speck)

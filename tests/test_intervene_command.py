@@ -189,6 +189,9 @@ def test_a_mask_drawn_by_the_user_is_what_is_seen(run, data, tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "small.png")
     code, _, err = typed("predict", run, tmp_path / "one.png", "--mask", tmp_path / "small.png")
     assert (code, "8×8 pixels but its picture has 32×32" in err) == (2, True)
+    Image.new("L", (32, 32)).save(tmp_path / "nothing.png")
+    _, err = typed_well("predict", run, tmp_path / "one.png", "--mask", tmp_path / "nothing.png")
+    assert "1 picture of which nothing was seen" in err
 
 
 @pytest.mark.parametrize(

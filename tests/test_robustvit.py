@@ -184,6 +184,10 @@ def test_without_masks_to_learn_from_or_to_choose_by_it_says_so(toy, runs, tmp_p
         ({"start": "erm-0", "compile": True}, "--compile"),
         ({"start": "erm-0", "size": 30}, "--size 30: must be a multiple of the patch, 8, such as 24"),
         ({"start": "erm-0", "per_class": 0}, "--per-class 0: must be at least 1"),
+        (
+            {"start": "erm-0", "bright": "background"},
+            "--bright background: in the data's own masks",
+        ),
         ({"start": "erm-0", "background": -1.0}, "--background -1.0: must not be negative"),
         ({"start": "erm-0", "explaining": 0.0, "answering": 0.0}, "nothing would be learnt"),
         ({"start": "erm-0", "relevance": "rollout", "second_order": True}, "--second-order: rollout"),

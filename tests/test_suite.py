@@ -6,7 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
+from sightline import suite
 from sightline.audit.changes import Seen, class_changes, in_order_of, in_words
+from sightline.data.imagenet import objectnet_answers
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
 from sightline.suite import SETS, by_label, sets_in, shifted
@@ -82,6 +84,21 @@ def test_of_all_answers_only_the_label_is_right_and_of_its_own_all_that_objectne
     assert (found["own_top1"].value, found["own_top5"].value) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
 
 
+def test_all_that_objectnet_accepts_can_be_answered(run, folder, tmp_path, monkeypatch):
+    offered = {}
+
+    def best(model, rows, classes, *_, **__):
+        offered[rows.root.name] = set(classes)
+        return np.zeros((len(rows), 2, 5), np.int64)
+
+    monkeypatch.setattr(suite, "best_answers", best)
+    told = ("--suite", "imagenet-shift", "--suite-folder", folder, "--out", tmp_path / "out", *QUICK)
+    assert typed("evaluate", run, *told)[0] == 0
+    accepted = objectnet_answers(folder / "objectnet-1.0").values()
+    assert any(len(some) > 1 for some in accepted)
+    assert offered["objectnet-1.0"] == {label for some in accepted for label in some}
+
+
 def test_a_model_of_other_classes_is_refused(runs, folder):
     told = ("--suite", "imagenet-shift", "--suite-folder", folder, *QUICK)
     code, _, err = typed("evaluate", runs / "erm-0", *told)
@@ -116,6 +133,8 @@ def test_two_runs_are_compared_set_by_set_and_class_by_class(run, measured, tmp_
     assert gains["imagenet-a"]["gain"]["value"] == 0
     assert "imagenet-v2: Of 4 classes" in said
     assert picture.stat().st_size > 1000
+    apart = shutil.copytree(run / "imagenet-shift", tmp_path / "elsewhere")  # as with evaluate --out
+    assert typed("compare", apart, other, *told)[0] == 0
     code, _, err = typed("compare", run, tmp_path, *told)
     assert code == 2
     assert "no answers; make them" in err

@@ -164,10 +164,17 @@ def test_images_that_hide_nothing_are_no_trials(images):
     assert certificate.verdict == "blind"
 
 
-def test_an_empty_sight_is_legal(images):
+def test_who_sees_nothing_at_all_is_not_called_blind(images):
     certificate = verify(MaskedViT(small_vit()), images, Sight(torch.zeros(5, 4, 4, dtype=torch.bool)), draws=1)
-    assert certificate.verdict == "blind"
+    assert certificate.verdict == "refused"
+    assert "nothing is visible in any of these pictures" in certificate.sentence
     assert certificate.control == {"trials": 0, "changed": 0}
+
+
+def test_one_empty_sight_among_others_is_legal(images):
+    keep = torch.zeros(5, 4, 4, dtype=torch.bool)
+    keep[1:, 1:3] = True
+    assert verify(MaskedViT(small_vit()), images, Sight(keep), draws=1).verdict == "blind"
 
 
 def test_bfloat16(images, pixels):

@@ -52,7 +52,15 @@ def test_rows_do_not_share_folders_and_tables_do_not_contradict_each_other(tmp_p
 
 def test_every_first_seed_comes_before_any_second_one_and_the_probe_last(tmp_path):
     jobs = jobs_of(Waterbirds(tmp_path, seeds=(5, 7), only=("probe", "ERM", "iFAM K=4", "iFAM K=4, soft")))
-    assert jobs == [("ERM", 5), ("iFAM K=4", 5), ("iFAM K=4, soft", 5), ("ERM", 7), ("iFAM K=4", 7), ("probe", 5)]
+    assert jobs == [
+        ("ERM", 5),
+        ("iFAM K=4", 5),
+        ("iFAM K=4, soft", 5),
+        ("ERM", 7),
+        ("iFAM K=4", 7),
+        ("iFAM K=4, soft", 7),
+        ("probe", 5),
+    ]
 
 
 def test_what_is_not_understood_or_not_given_is_a_users_error(tmp_path):

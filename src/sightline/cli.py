@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
 from typing import Annotated
 
@@ -110,13 +111,17 @@ Command = (
 
 
 def main() -> None:
-    command = tyro.cli(Command, prog="sightline", description="Image classifiers that can only see what they show you.")
+    command, about = None, "Image classifiers that can only see what they show you."
     try:
+        command = tyro.cli(Command, prog="sightline", description=about)
         code = run(command)
         atexit.register(part_company)
         sys.exit(code)
     except UserError as error:
         sys.exit(fail(str(error), 2))
+    except BrokenPipeError:  # whoever read along, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except KeyboardInterrupt:
         sys.exit(fail("stopped; go on with --resume" if isinstance(command, Train) else "stopped", 130))
 

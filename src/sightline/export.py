@@ -176,7 +176,7 @@ def discs(count: int, size: tuple[int, int]) -> Tensor:
 
 def certificate_of(model: Model, kept: Intervention | None, images: Tensor, masks: Tensor | None) -> Certificate | None:
     """The proof in torch, on the same pictures; None for a method that sees everything, and says so."""
-    from .assess import sees_everything
+    from .guesses import sees_everything
     from .intervene import intervened
     from .verify import verify
 

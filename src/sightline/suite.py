@@ -123,8 +123,9 @@ def run_suite(command: Suite) -> tuple[Suited, Path]:
     sets = {}
     for name, path in there.items():
         rows = read_rows(path, layout=name, whole=True)
-        best = best_answers(model, rows, accelerator, batch=command.batch, workers=command.workers)
         accepted = by_label(objectnet_answers(rows.root)) if name == "objectnet" else {}
+        own = sorted({*rows.labels.tolist()}.union(*accepted.values()))
+        best = best_answers(model, rows, own, accelerator, batch=command.batch, workers=command.workers)
         sets[name] = shifted(rows, best, accepted)
         if accelerator.is_main_process:
             save_answers(folder / f"{name}.csv", rows, best)
@@ -143,9 +144,11 @@ def by_label(answers: Mapping[str, Sequence[int]]) -> dict[int, set[int]]:
     return found
 
 
-def best_answers(model: Any, rows: Rows, accelerator: Any, *, batch: int, workers: int) -> np.ndarray:
-    """int64 [n, 2, 5]: the likeliest of all classes, and of those that the set has; -1 where it has fewer."""
-    own = torch.from_numpy(np.unique(rows.labels)).to(accelerator.device)
+def best_answers(
+    model: Any, rows: Rows, classes: Sequence[int], accelerator: Any, *, batch: int, workers: int
+) -> np.ndarray:
+    """int64 [n, 2, 5]: the likeliest of all, and of the set's own `classes`; -1 where it has fewer."""
+    own = torch.tensor(classes, device=accelerator.device)
 
     def best(images: Tensor, masks: Tensor | None) -> Tensor:
         logits = model.method.judge(images, sight_to_answer(model.method, images, masks)).logits.float()
@@ -218,14 +221,20 @@ class SuiteCompared:
         return {name: dict(zip(names, map(asdict, some), strict=True)) for name, *some in self.rows}
 
 
+def answers_in(run: Path, suite: str) -> Path:
+    """The folder of a run's answers, or itself, where `--out` had them written."""
+    for home in (run / suite, run):
+        if (home / "suite.json").exists():
+            return home
+    raise UserError(f"{run / suite}: no answers; make them: `sightline evaluate {run} --suite {suite} …`")
+
+
 def compare_suites(before: Path, after: Path, suite: str) -> tuple[SuiteCompared, dict[str, tuple[Seen, Seen]]]:
     from .audit.changes import both
     from .audit.perturbation import mean_over
 
-    for run in (before, after):
-        if not (run / suite / "suite.json").exists():
-            raise UserError(f"{run / suite}: no answers; make them: `sightline evaluate {run} --suite {suite} …`")
-    files = [(path, after / suite / path.name) for path in sorted((before / suite).glob("*.csv"))]
+    homes = [answers_in(run, suite) for run in (before, after)]
+    files = [(path, homes[1] / path.name) for path in sorted(homes[0].glob("*.csv"))]
     pairs = {one.stem: both(one, other) for one, other in files if other.exists()}
     if not pairs:
         raise UserError(f"{before} and {after}: no set of {suite} that both have answered")

@@ -224,6 +224,8 @@ class Proof:
             refusals.append("it hides by weights, a form for training that keeps the content of hidden patches")
         if not trials:
             refusals.append("its sight hides nothing, so there is nothing to prove")
+        elif not self.control["trials"]:
+            refusals.append("nothing is visible in any of these pictures, so blindness means nothing")
         if self.control["trials"] and not self.control["changed"]:
             refusals.append("visible pixels make no difference either, so blindness to hidden ones means nothing")
         if refusals:

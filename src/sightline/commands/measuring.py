@@ -121,7 +121,7 @@ def stress(command: Stress) -> int:
 
 
 def predict(command: Predict) -> int:
-    from ..assess import predict_pictures
+    from ..guesses import predict_pictures
 
     make_way(command.out)
     guesses = predict_pictures(command)
@@ -129,6 +129,9 @@ def predict(command: Predict) -> int:
         sys.stdout.write(guesses.text)
     else:
         write(command.out, guesses.text)
+    if guesses.unseen:
+        few = f"{counted(len(guesses.unseen))} of which nothing was seen, such as {guesses.unseen[0]}"
+        print(f"note: {few}: the answer is a guess", file=sys.stderr)
     if guesses.unreadable:
         return fail(f"{guesses.unreadable:,} of {guesses.pictures:,} pictures could not be read", 1)
     return 0

@@ -255,13 +255,14 @@ class Ifam(Pdiscoformer):
     """With pixels, the default: discover parts once more in the window around the first sight, enlarged."""
     mask_gradient: bool | None = None
     """The answer teaches where to look, straight through the mask. Default: with patches, as in the papers (the
-    published code does not); pixels are found better without."""
+    published code does not), and not with pixels."""
     soft: bool = False
     """Ablation: weigh patches instead of hiding them, which is not blind."""
     freeze_predictor: bool = False
     """Train only the head of the ViT that answers."""
     mask_dropout: float | None = None
-    """How often a part is hidden from the ViT that answers, in training. Default: as --part-dropout."""
+    """How often a part is hidden from the ViT that answers, in training (with one part, so often it sees nothing).
+    Default: as --part-dropout."""
 
     method: ClassVar[str] = "ifam"
 
@@ -273,10 +274,10 @@ class EarlyMask(Loop):
     masks: str = "data"
     """The data's own masks, a folder of masks with the pictures' paths, or masks made here once:
     found:BACKBONE, tokencut:BACKBONE (unsupervised), u2net:FILE.onnx (supervised)."""
-    at_least: float = 0.5
-    """A patch is kept when so much of it is inside the mask."""
+    at_least: float | None = None
+    """A patch is kept when so much of it is inside the mask. Default: 0.5; with --pixels 0.1."""
     pixels: bool = False
-    """Hide the pixels outside the mask in kept patches, too (then keep patches from a tenth on: --at-least 0.1)."""
+    """Hide the pixels outside the mask in kept patches, too."""
     zoom: bool = False
     """Look at the window around what the mask shows, brought to the full size."""
     fill: Fill = "mean"

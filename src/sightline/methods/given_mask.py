@@ -45,7 +45,8 @@ class Given:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> Given:
-        return cls(settings["masks"], settings["at_least"], settings["pixels"])
+        pixels, said = settings["pixels"], settings["at_least"]
+        return cls(settings["masks"], said if said is not None else 0.1 if pixels else 0.5, pixels)
 
     def sight(self, masks: Tensor, grid: tuple[int, int]) -> Sight:
         return Sight.of_pixels(masks, grid, at_least=self.at_least, exact=self.pixels)
@@ -130,16 +131,26 @@ def having_masks(rows: Rows) -> Rows:
     return rows
 
 
-def with_masks(rows: Rows, folder: Path) -> Rows:
-    """The rows with masks from a folder: under the picture's path, with or without its suffix, then any other."""
+def masks_in(rows: Rows, folder: Path) -> list[str]:
+    """Masks under the pictures' paths, with or without their suffix, then any other; "" where there is none."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder of masks")
-    there = {p.relative_to(folder).with_suffix("").as_posix(): p for p in folder.rglob("*") if p.is_file()}
-    masks, missing = [], []
+    there: dict[str, list[Path]] = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        there.setdefault(path.relative_to(folder).with_suffix("").as_posix(), []).append(path)
+    masks, root = [], rows.root.resolve()
     for image in rows.images:
-        found = there.get(PurePosixPath(image).with_suffix("").as_posix()) or there.get(image)
-        masks.append("" if found is None else Path(os.path.relpath(found.resolve(), rows.root.resolve())).as_posix())
-        missing += [image] if found is None else []
+        found = there.get(PurePosixPath(image).with_suffix("").as_posix()) or there.get(image) or []
+        if len(found) > 1:
+            raise UserError(f"{folder}: {found[0].name} and {found[1].name} could both be {image}'s mask; keep one")
+        masks += [Path(os.path.relpath(one.resolve(), root)).as_posix() for one in found] or [""]
+    return masks
+
+
+def with_masks(rows: Rows, folder: Path) -> Rows:
+    """The rows with masks from a folder, which must have all of them."""
+    masks = masks_in(rows, folder)
+    missing = [image for image, mask in zip(rows.images, masks, strict=True) if not mask]
     if missing:
         wanted = PurePosixPath(missing[0]).with_suffix(".png")
         raise UserError(f"{folder}: no mask for {len(missing):,} of the pictures, such as {missing[0]}; add {wanted}")
@@ -208,7 +219,7 @@ def predictor(vit: ViT, settings: dict[str, Any], classes: int, *, late: bool) -
 
 
 def refuse_hopeless_masking(config: EarlyMask, *, late: bool) -> None:
-    if not 0 < config.at_least <= 1:
+    if config.at_least is not None and not 0 < config.at_least <= 1:
         raise UserError(f"--at-least {config.at_least}: a share above 0, at most 1")
     for flag, given in (("--pixels", config.pixels), ("--zoom", config.zoom), ("--fill", config.fill != "mean")):
         if late and given:

@@ -112,8 +112,7 @@ class IFam(PartLearner):
             raise UserError("this method weighs patches by their parts, so that it cannot be shown a mask")
         if self.pixels is None:
             return Sight.of_pixels(masks, self.what.vit.grid(images), at_least=0.5, exact=False)
-        keep, keep_pixels = self.kept(images, masks.float())
-        return Sight(keep=keep, keep_pixels=keep_pixels)
+        return Sight.of_pixels(masks, self.what.vit.grid(images), at_least=torch.finfo(torch.float32).tiny)
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         return self.what.judge(images, sight)
@@ -256,6 +255,8 @@ def refuse_hopeless_pixels(config: Ifam) -> None:
             config.look_size and not pixels,
             "--look-size: finer than the patches that answer, so it needs --sight pixels",
         ),
+        (config.sure != Ifam.sure and not pixels, "--sure: draws the border of pixels, so it needs --sight pixels"),
+        (config.guide != Ifam.guide and not pixels, "--guide: draws the border of pixels, so it needs --sight pixels"),
         (config.where and not pixels, "--where: another backbone's patches are not these, so it needs --sight pixels"),
         (not 0 < config.sure < 1, f"--sure {config.sure}: a share above 0 and below 1"),
         (config.guide < 0, f"--guide {config.guide}: must not be negative"),

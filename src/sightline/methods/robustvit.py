@@ -6,11 +6,10 @@ and what it has learnt is in its weights. RRR, GradMask and MaskTune begin the s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -27,7 +26,7 @@ from ..sight import Look, Sight
 from ..vit import Input, ViT
 from ..where.relevance import KINDS, Relevance, fit_at_once
 from .erm import Classifier, build_erm, note_backbone
-from .given_mask import Source, Tell, from_anywhere, saliency, same_saliency
+from .given_mask import Source, Tell, from_anywhere, masks_in, saliency, same_saliency
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -243,16 +242,6 @@ def pupils(rows: Rows, candidates: np.ndarray, config: Pointed) -> np.ndarray:
     return np.sort(np.concatenate(found)) if found else candidates[:0]
 
 
-def masks_in(rows: Rows, folder: Path) -> list[str]:
-    """Masks under the pictures' paths, with or without their suffix; "" where there is none."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder of masks")
-    there = {p.relative_to(folder).with_suffix("").as_posix(): p for p in folder.rglob("*") if p.is_file()}
-    found = [there.get(PurePosixPath(image).with_suffix("").as_posix()) or there.get(image) for image in rows.images]
-    root = rows.root.resolve()
-    return ["" if one is None else Path(os.path.relpath(one.resolve(), root)).as_posix() for one in found]
-
-
 def having(rows: Rows, split: str) -> np.ndarray:
     """The rows of a split that have a mask."""
     at = rows.where(split)
@@ -287,6 +276,11 @@ def refuse_hopeless_masks(config: Pointed) -> None:
     for flag, number in (("--per-class", config.per_class), ("--classes", config.classes)):
         if number is not None and number < 1:
             raise UserError(f"{flag} {number}: must be at least 1")
+    if config.bright == "background" and config.masks == "data":
+        raise UserError(
+            "--bright background: in the data's own masks the thing is bright, and everything else reads them so; turn "
+            "them over, or give these with --masks FOLDER"
+        )
 
 
 def teller(config: Pointed, rows: Rows, expects: Input, run: Run, accelerator: Accelerator) -> Tell:

@@ -22,7 +22,7 @@ from ..data.stamps import file_stamps
 from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..sight import Look
-from ..vit import Input
+from ..vit import Input, ViT
 
 FORMAT = 1
 STAMP = "mask of"  # the key under which a mask says which picture it is of
@@ -47,6 +47,7 @@ def write_masks(
     """
     assert isinstance(where, nn.Module), "what looks is a module, whose weights and repr say what it is"
     canvas = Canvas.of(expects)
+    refuse_odd_patches(where, canvas)
     home = Path(folder).resolve() / look_print(where, canvas, accelerator.device)
     first = {image: i for i, image in reversed(list(enumerate(rows.images)))}
     stamps = dict(zip(first, file_stamps(rows.root, first), strict=True))
@@ -72,6 +73,20 @@ def write_masks(
     paths = {image: Path(os.path.relpath(file, rows.root.resolve())).as_posix() for image, file in files.items()}
     note = f"masks by {type(where).__name__}, not by people"
     return replace(rows, masks=[paths[image] for image in rows.images], notes=(*rows.notes, note))
+
+
+def refuse_odd_patches(where: nn.Module, canvas: Canvas) -> None:
+    """The pictures are brought to the size of the model that masks are for; what looks may have other patches."""
+    vit, (h, w) = getattr(where, "vit", None), canvas.size
+    if not isinstance(vit, ViT):
+        return
+    patch = vit.config.patch
+    if h % patch or w % patch or min(h, w) < 2 * patch:
+        near = max(2, round(min(h, w) / patch)) * patch
+        raise UserError(
+            f"masks by {type(where).__name__}: its backbone has patches of {patch} pixels, and pictures here are "
+            f"{h}×{w}; choose --size {near}, if the model's own patches divide it, or another backbone for --masks"
+        )
 
 
 def look_print(where: nn.Module, canvas: Canvas, device: torch.device) -> str:

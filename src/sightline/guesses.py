@@ -1,0 +1,110 @@
+"""`sightline predict`: answers about pictures that have no labels, and pictures of what was seen of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from .assess import as_csv, make_folder
+from .audit.maps import as_seen, to_pictures
+from .config import Predict
+from .data.images import find_images, read_image, to_tensor
+from .errors import UserError
+from .intervene import load_corrected
+from .load import Model
+from .predict import make_accelerator
+from .sight import Sight
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What `predict` says of many pictures."""
+
+    text: str  # CSV or JSON, a line per picture that could be read
+    pictures: int
+    unreadable: int
+    unseen: tuple[Path, ...] = ()  # of which the model saw nothing
+
+
+def predict_pictures(command: Predict) -> Guesses:
+    """A line per picture: the answer and the probability of every class."""
+    device = make_accelerator(command.device).device
+    correctable = command.intervention and command.mask is None  # a mask takes the place of all that there is
+    model = load_corrected(command.run, str(device), correctable)
+    if command.overlay is not None and sees_everything(model):
+        raise UserError("--overlay: this method sees the whole picture, so there is nothing to draw")
+    paths = find_images(command.images)
+    names = overlay_names(paths, command.images)
+    columns = ["image", "predicted", *(f"p_{name}" for name in model.classes)]
+    lines: list[dict[str, Any]] = []
+    unseen: list[Path] = []
+    for start in range(0, len(paths), command.batch):
+        pictures = read_those_that_can(paths, range(start, min(start + command.batch, len(paths))))
+        if not pictures:
+            continue
+        prediction = model.predict(list(pictures.values()), *filter(None, [command.mask]))
+        for i, shares in zip(pictures, prediction.probabilities.cpu().tolist(), strict=True):
+            values = [str(paths[i]), model.classes[int(np.argmax(shares))], *shares]
+            lines.append(dict(zip(columns, values, strict=True)))
+        seen = prediction.sight.visible(model.expects.size).flatten(1).any(dim=1).tolist()
+        unseen += [paths[i] for i, any_of_it in zip(pictures, seen, strict=True) if not any_of_it]
+        if command.overlay is not None:
+            images = torch.stack([to_tensor(picture, model.expects) for picture in pictures.values()]).to(device)
+            draw_overlays(command.overlay, [names[i] for i in pictures], images, prediction.sight)
+    as_json = command.out is not None and command.out.suffix == ".json"
+    text = json.dumps(lines, indent=1, ensure_ascii=False) + "\n" if as_json else as_csv(columns, lines)
+    return Guesses(text, len(paths), len(paths) - len(lines), tuple(unseen))
+
+
+def sees_everything(model: Model) -> bool:
+    """Told by a blank picture: a method that hides nothing has no patches, pixels or boxes to choose from. One that is
+    not blind has, but sees the rest all the same."""
+    if not getattr(model.method, "blind", True):
+        return True
+    sight = model.predict([Image.new("RGB", model.expects.size[::-1])]).sight
+    cells = 1 if sight.keep is None else sight.keep[0].numel()
+    return cells == 1 and sight.keep_pixels is None and sight.boxes is None
+
+
+def read_those_that_can(paths: Sequence[Path], which: Sequence[int]) -> dict[int, Image.Image]:
+    """One damaged picture does not spoil the others: it is named, and left out."""
+    pictures = {}
+    for i in which:
+        try:
+            pictures[i] = read_image(paths[i])
+        except UserError as error:
+            print(f"sightline: {error}", file=sys.stderr)
+    return pictures
+
+
+def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
+    """Where each picture's overlay goes: the folders under the given one are kept, and no name is used twice."""
+    names, taken = [], set()
+    for path in paths:
+        folder = next((one for one in given if one.is_dir() and path.is_relative_to(one)), path.parent)
+        stem = path.relative_to(folder).with_suffix("")
+        name, number = stem, 1
+        while str(name).lower() in taken:
+            number += 1
+            name = stem.with_name(f"{stem.name}-{number}")
+        taken.add(str(name).lower())
+        names.append(name.with_name(f"{name.name}.png"))
+    return names
+
+
+def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sight: Sight) -> None:
+    """What was seen of each picture."""
+    for name, picture in zip(names, to_pictures(as_seen(images, sight)), strict=True):
+        make_folder((folder / name).parent)
+        try:
+            picture.save(folder / name)
+        except OSError as error:
+            raise UserError(f"{folder / name}: cannot be written ({error.strerror or error})") from error
