@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from a2_files import content_of
 from a2_results import STRATA, displaced_in, distances_in, lines_in, mean_of, pictures_in, stratum
 from claim_figures import Missing
+from claims import FAILS, HOLDS, UNDECIDED, Finding, verdict
 from sightline.answers import Answers, aligned
 from sightline.compare import compare
 from sightline.evaluate import RESAMPLES, across_seeds
@@ -83,6 +86,8 @@ def folders_all(runs: Path, row: str) -> list[Path]:
 # ---- figures and differences -----------------------------------------------------------------------------------------
 
 Term = tuple[float, str, str]  # how much it counts, the row, and the part of the test pictures
+PARTS = ("all", *STRATA, "displaced", "centred")
+SETS_APART = 100  # between the seeds of two sets: more than there are parts
 
 
 def contrast(
@@ -96,19 +101,46 @@ def contrast(
         entry = compare({"theirs": blocks[others[0][1:]], "ours": blocks[ours, part]}).entries[1]
         assert entry.worst_gain is not None, "there is always a worst one"
         return figures, entry.worst_gain
-    value, draws = 0.0, np.zeros(RESAMPLES)
-    for part in dict.fromkeys(part for _, _, part in terms):
-        mine = [(weight, row) for weight, row, of in terms if of == part]
-        found, drawn = sums([blocks[row, part] for _, row in mine], [weight for weight, _ in mine], measure, part)
-        value, draws = value + found, draws + drawn
-    low, high = np.quantile(draws, [TAIL, 1 - TAIL])
+    value, draws = drawn_again(blocks, terms, measure)
     how = "paired bootstrap over images within groups" + "; of minima, so biased" * (measure == "worst group")
     n = sum({part: len(some[0]) for (_, part), some in blocks.items()}.values())
-    return figures, Estimate(value, float(low), float(high), n, how, difference=True)
+    return figures, drawn_estimate(value, draws, n, how)
+
+
+def gains_apart(
+    evidence: Evidence, kinds: tuple[str, str], terms: Sequence[Term], measure: str
+) -> tuple[dict[str, Estimate], Estimate]:
+    """A weighted sum of rows on one set less the same on another: other pictures, so each is drawn by itself."""
+    how, found = "paired bootstrap over images within groups", {}
+    for seed, kind in enumerate(kinds):
+        blocks = {(row, part): evidence.answers(kind, row, part) for _, row, part in terms}
+        n = len(next(iter(blocks.values()))[0])
+        found[kind] = (*drawn_again(blocks, terms, measure, SETS_APART * seed), n)
+    figures = {f"gain, {kind}": drawn_estimate(*one, how) for kind, one in found.items()}
+    (ours, mine, n), (theirs, other, m) = found.values()
+    return figures, drawn_estimate(ours - theirs, mine - other, n + m, f"{how}, of each set apart")
+
+
+def drawn_again(
+    blocks: dict[tuple[str, str], list[Answers]], terms: Sequence[Term], measure: str, seed: int = 0
+) -> tuple[float, np.ndarray]:
+    value, draws = 0.0, np.zeros(RESAMPLES)
+    for i, part in enumerate(PARTS):
+        mine = [(weight, row) for weight, row, of in terms if of == part]
+        if mine:
+            answers, weights = [blocks[row, part] for _, row in mine], [weight for weight, _ in mine]
+            found, drawn = sums(answers, weights, measure, seed + 1 + i)
+            value, draws = value + found, draws + drawn
+    return value, draws
+
+
+def drawn_estimate(value: float, draws: np.ndarray, n: int, how: str) -> Estimate:
+    low, high = np.quantile(draws, [TAIL, 1 - TAIL])
+    return Estimate(value, float(low), float(high), n, how, difference=True)
 
 
 def sums(
-    blocks: Sequence[list[Answers]], weights: Sequence[float], measure: str, part: str
+    blocks: Sequence[list[Answers]], weights: Sequence[float], measure: str, seed: int
 ) -> tuple[float, np.ndarray]:
     """Of rows that answered the same pictures: the weighted sum of their figures, and RESAMPLES other draws of it."""
     every = aligned([(f"run {i}", run) for i, run in enumerate([run for block in blocks for run in block], 1)])
@@ -116,7 +148,6 @@ def sums(
     correct = [np.stack([next(runs).correct for _ in block], axis=1) for block in blocks]
     labels = every[0].labels if every[0].groups is None else every[0].groups
     _, cells, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    seed = 1 + ["all", *STRATA, "displaced", "centred"].index(part)
     value, draws = 0.0, np.zeros(RESAMPLES)
     for weight, sample in zip(weights, resample(correct, cells, RESAMPLES, seed), strict=True):
         if measure == "worst group":
@@ -137,6 +168,12 @@ def figure(runs: Sequence[Answers], measure: str) -> Estimate:
     return worst if measure == "worst group" else metrics.mean_of_groups or metrics.balanced
 
 
+LESS = {
+    "best": "the best block of the last half",  # by validation pictures
+    "two thirds": "the block at two thirds",
+}
+
+
 @dataclass(frozen=True)
 class Column:
     """A figure of every picture: of a backbone's attention in a block, counted from the end, or a difference of two."""
@@ -144,11 +181,11 @@ class Column:
     backbone: str
     figure: str  # "mass", "hit", "registers"
     block: int = -1
-    less: int | str | None = None  # the block to take away, or `best`: the block that validation pictures say is best
+    less: str | None = None  # the block to take away: one of LESS
 
     @property
     def words(self) -> str:
-        less = f" minus that of block {self.less}" if self.less is not None else ""
+        less = f" minus {LESS[self.less]}" if self.less else ""
         return f"{self.figure} of {self.backbone}, block {self.block}{less}"
 
     def values(self, evidence: Evidence, kind: str) -> np.ndarray:
@@ -159,9 +196,8 @@ class Column:
             return found
         if self.less == "best":
             val = evidence.pictures(kind, self.backbone, "val")
-            return found - known[self.name(max(range(depth), key=lambda i: val[self.name(i)].mean()))]
-        block = self.less if isinstance(self.less, int) else max(0, round(depth * 2 / 3) - 1)
-        return found - known[self.name(block % depth)]
+            return found - known[self.name(max(range(depth // 2, depth), key=lambda i: val[self.name(i)].mean()))]
+        return found - known[self.name(max(0, round(depth * 2 / 3) - 1))]
 
     def name(self, block: int) -> str:
         return f"{block} registers" if self.figure == "registers" else f"{block} mean pixels {self.figure}"
@@ -181,3 +217,122 @@ def columns_apart(
         raise Missing(f"{ours.backbone} and {theirs.backbone} were not shown the same pictures")
     figures = {one.words: mean_of(some) for one, some in ((ours, values), (theirs, others))}
     return figures, mean_of(values - others, difference=True)
+
+
+# ---- kinds of tests --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of rows' figures, on the same pictures."""
+
+    kind: str  # the set
+    terms: tuple[Term, ...]
+    measure: str = "worst group"
+    margin: float = 0.0
+    within: bool = False  # of the margin, on either side
+    decides: bool = True
+    rows: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        signs = {1.0: "+", -1.0: "−"}
+        said = " ".join(f"{signs[sign]} {row}{f' ({part})' * (part != 'all')}" for sign, row, part in self.terms)
+        limit = f" within ±{100 * self.margin:g} points" if self.within else f" > {100 * self.margin:+g} points"
+        return f"{self.kind}, {self.measure}: {said.removeprefix('+ ')}{limit if self.margin else ''}"
+
+    def find(self, evidence: Evidence) -> Finding:
+        figures, difference = contrast(evidence, self.kind, self.terms, self.measure)
+        found = inside(difference, self.margin) if self.within else verdict(difference, self.margin)
+        seeds = {row: len(evidence.folders(self.kind, row)) for _, row, _ in self.terms}
+        note = ", ".join(f"{row}: {count} seeds" for row, count in seeds.items() if count > 1)
+        return Finding(self.words, found, figures, difference, self.margin, self.decides, note=note)
+
+
+def inside(difference: Estimate, margin: float) -> str:
+    if -margin < difference.low and difference.high < margin:
+        return HOLDS
+    return FAILS if difference.low > margin or difference.high < -margin else UNDECIDED
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What is measured of each picture, of two backbones; or of one, against nothing."""
+
+    kind: str
+    ours: Column
+    theirs: Column | None = None
+    margin: float = 0.0
+    decides: bool = True
+    note: str = ""
+    rows: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        margin = f" > {100 * self.margin:+g} points" if self.margin else ""
+        return f"{self.kind}: {self.ours.words}{f' − {self.theirs.words}' if self.theirs else ''}{margin}"
+
+    def find(self, evidence: Evidence) -> Finding:
+        try:
+            figures, difference = columns_apart(evidence, self.kind, self.ours, self.theirs)
+        except Missing as missing:
+            raise Missing(f"{missing}{f'; {self.note}' * bool(self.note)}") from None
+        found = verdict(difference, self.margin)
+        return Finding(self.words, found, figures, difference, self.margin, self.decides, note=self.note)
+
+
+@dataclass(frozen=True)
+class GainsMore:
+    """A row gains more over another on one set than on another set."""
+
+    kinds: tuple[str, str]
+    ours: str
+    theirs: str
+    measure: str = "accuracy"
+    decides: bool = True
+    rows: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        return f"{self.measure}, gain of {self.ours} over {self.theirs}: {self.kinds[0]} − {self.kinds[1]}"
+
+    def find(self, evidence: Evidence) -> Finding:
+        figures, difference = gains_apart(evidence, self.kinds, less(self.ours, self.theirs), self.measure)
+        return Finding(self.words, verdict(difference), figures, difference, decides=self.decides)
+
+
+@dataclass(frozen=True)
+class Localises:
+    """Whether a size trained with labels looks at the thing at all. It holds or is undecided: where nobody looks there
+    is nothing to compare, and nothing refuted."""
+
+    file: Path | None
+    size: str
+    decides: bool = True
+    rows: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        return f"family: mass of supervised {self.size} − mass of a map that is the same everywhere"
+
+    def find(self, evidence: Any) -> Finding:  # noqa: ARG002 (as for every test)
+        content = content_of(self.file, "no family was given: `pretrain.py family --out FILE`, then --pretrained FILE")
+        family = {one["size"]: one["supervised"]["mass"] for one in content["family"]}
+        if self.size not in family or "mass_of_even" not in content:
+            raise Missing(f"nobody has measured where supervised {self.size} looks, or what an even map has")
+        figures = {
+            name: Estimate(one["value"], *one["interval"], one["n"], "bootstrap over images")
+            for name, one in ((self.size, family[self.size]), ("even", content["mass_of_even"]))
+        }
+        ours, even = figures.values()
+        value, how = ours.value - even.value, "from two intervals, as of different pictures"
+        down = math.hypot(ours.value - ours.low, even.high - even.value)
+        up = math.hypot(ours.high - ours.value, even.value - even.low)
+        above = Estimate(value, value - down, value + up, ours.n, how, difference=True)
+        found = HOLDS if verdict(above) == HOLDS else UNDECIDED
+        note = how if found == HOLDS else f"{how}; it does not localise, so sizes cannot be compared by where they look"
+        return Finding(self.words, found, figures, above, decides=self.decides, note=note)
+
+
+def less(ours: str, theirs: str, part: str = "all") -> tuple[Term, Term]:
+    return (1.0, ours, part), (-1.0, theirs, part)

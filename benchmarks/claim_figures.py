@@ -66,14 +66,22 @@ class Runs:
         return answers_of(self.needed(row), self.split)
 
     def shape_answers(self, row: str) -> list[Answers]:
-        """Of the probes that see the shape alone."""
+        """Of the probes that see the shape alone, of the seeds that have one, or whose weights are there to make it."""
         from sightline.shape import shape_run
 
-        paths = [folder / "shape" / f"{self.split}.csv" for folder in self.needed(row)]
-        for path in paths:
-            command: Any = {"split": self.split, "device": self.device, "workers": self.workers}
-            self.measured(path, "sightline shape", lambda run, asked=command: shape_run(Shape(run, **asked)))
-        return [answers_in(path.parents[1], f"shape/{path.name}", self.split) for path in paths]
+        found, lost = [], None
+        command: Any = {"split": self.split, "device": self.device, "workers": self.workers}
+        for folder in self.needed(row):
+            path = folder / "shape" / f"{self.split}.csv"
+            try:
+                self.measured(path, "sightline shape", lambda run: shape_run(Shape(run, **command)))
+            except Missing as error:
+                lost = error
+            else:
+                found.append(answers_in(folder, f"shape/{path.name}", self.split))
+        if lost is not None and not found:
+            raise lost
+        return found
 
     def pictures(self, row: str, figure: str) -> dict[int, dict[str, float]]:
         """By seed and picture, a figure of the sight, where it counts."""

@@ -285,7 +285,7 @@ def chosen_rates(setting: Setting, kind: str) -> dict[str, dict[str, Any]]:
         if not tried:
             continue
         cheap = [rate for rate in tried if score == "balanced" or tried[rate]["balanced"] >= usual - COST]
-        rate = max(cheap, key=lambda rate: tried[rate][score]) if cheap else min(tried, key=float)
+        rate = max(cheap, key=lambda rate: (round(tried[rate][score], 6), -float(rate)), default=min(tried, key=float))
         scores = {rate: {k: round(line[k], 5) for k in {score, "balanced"}} for rate, line in tried.items()}
         found[method] = {"rate": rate, "rule": RULE, "tried": scores, "before": round(usual, 5)}
     return found

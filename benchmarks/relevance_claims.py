@@ -130,7 +130,7 @@ class AsMuch:
         difference = Estimate(value, value - down, value + up, new.n + old.n, how, difference=True)
         figures: dict[str, Any] = {f"gain, {word}": one for word, one in gains.items()}
         found = verdict(difference, self.margin)
-        return Finding(self.words, found, figures, difference, self.margin, self.decides, seeds, "one seed")
+        return Finding(self.words, found, figures, difference, self.margin, self.decides, seeds)
 
 
 @dataclass(frozen=True)

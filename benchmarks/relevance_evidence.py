@@ -162,9 +162,9 @@ def versus(
     if ours[1] == theirs[1] == WORST:
         return worst(evidence, kind, ours[0], theirs[0])
     runs = evidence.in_common(kind, ours[0], theirs[0])
-    if part.endswith("learnt"):  # which classes those are depends on the seed: only one can be asked about
-        runs = [dict([next(iter(some.items()))]) for some in runs]
     sides = [evidence.values(kind, some, side[1], part) for some, side in zip(runs, (ours, theirs), strict=True)]
+    if part.endswith("learnt") and len(runs[0]) > 1:
+        return seed_by_seed(ours[0], theirs[0], sides)
     images = sorted(set.intersection(*(set(seed) for side in sides for seed in side.values())))
     if not images:
         raise Missing(f"{ours[0]} and {theirs[0]} have not been shown the same pictures of {part!r}")
@@ -174,6 +174,39 @@ def versus(
     counts = [len(set(some.values())) for some in runs]
     figures = {name: figure(one[:, :n]) for name, one, n in zip(names, blocks, counts, strict=True)}
     return figures, difference, {side[0]: n for side, n in zip((ours, theirs), counts, strict=True)}
+
+
+def seed_by_seed(
+    ours: str, theirs: str, sides: Sequence[Mapping[int, Mapping[str, float]]]
+) -> tuple[dict[str, Estimate], Estimate, dict[str, int]]:
+    """Where every seed has pictures of its own, since it learnt from other classes: each is averaged by itself. Drawn
+    anew are the seeds, and the pictures, whichever seeds they are of."""
+    seeds = sorted(sides[0])
+    common = {seed: sorted(set(sides[0][seed]) & set(sides[1][seed])) for seed in seeds}
+    images = {image: i for i, image in enumerate(sorted(set().union(*common.values())))}
+    if not all(common.values()):
+        raise Missing(f"{ours} and {theirs} have not been shown the same pictures with every seed")
+    values = np.full((2, len(seeds), len(images)), np.nan)
+    for s, seed in enumerate(seeds):
+        at = [images[image] for image in common[seed]]
+        for side in (0, 1):
+            values[side, s, at] = [sides[side][seed][image] for image in common[seed]]
+    there, generator = ~np.isnan(values[0]), np.random.default_rng(0)
+    filled, draws = np.nan_to_num(values), []
+    for _ in range(RESAMPLES):
+        times = np.bincount(generator.integers(len(images), size=len(images)), minlength=len(images))
+        means = (filled @ times) / np.maximum(there @ times, 1)
+        draws.append(means[:, generator.integers(len(seeds), size=len(seeds))].mean(axis=1))
+    found, how, n = np.nanmean(values, axis=2).mean(axis=1), "bootstrap over images and over seeds", len(images)
+
+    def estimate(value: float, drawn: np.ndarray, **more: Any) -> Estimate:
+        low, high = np.quantile(drawn, (0.025, 0.975))
+        return Estimate(float(value), float(low), float(high), n, how, **more)
+
+    drawn = np.array(draws)
+    figures = {name: estimate(found[side], drawn[:, side]) for side, name in enumerate((ours, theirs))}
+    gained = estimate(found[0] - found[1], drawn[:, 0] - drawn[:, 1], difference=True)
+    return figures, gained, dict.fromkeys((ours, theirs), len(seeds))
 
 
 def worst(

@@ -18,7 +18,8 @@ COST = 0.02  # how much class-balanced validation accuracy a rate may cost
 RULE = (
     "the rate with the lowest RobustViT loss on validation pictures with masks, of those that cost at most 2 points of "
     "class-balanced validation accuracy against ERM (if all cost more, the smallest); of RRR and GradMask the rate "
-    "with the highest class-balanced validation accuracy; with seed 0 and the masks of the headline row, set by set"
+    "with the highest class-balanced validation accuracy, and of equal ones the smaller; with seed 0 and the masks of "
+    "the headline row, set by set"
 )
 CURVES, MASKS = ("curves", "masks", "neighbours"), ("masks", "neighbours")
 ALONE = ("curves",)  # of ImageNet's photographs: one of each class, so that no neighbour is of its class; without masks

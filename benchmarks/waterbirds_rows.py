@@ -23,6 +23,7 @@ OTHERWISE = {
     "mask gradient": "--mask-gradient True",
     "never hidden": "--mask-dropout 0",
     "frozen selector": "--tune-selector nothing",
+    "whole selector": "--tune-selector all",
     "unbalanced": "--balance none",
     "balanced draws": "--balance classes",
     "not averaged": "--average None",
@@ -61,6 +62,7 @@ PIXEL_ROWS: dict[str, str] = {
     "early mask, true, 90 % inside": f"early-mask {BRIEF} --at-least 0.9",
     "early mask, true, pixels": PAPERS_ROWS["early mask, true, pixels"],
     "early mask, true, pixels, zoom": f"early-mask {BRIEF} {EXACT} --zoom",
+    "early mask, true, pixels, 448 px": f"early-mask {BRIEF} {EXACT} --size 448",
     **{f"early mask, true, pixels, {fill}": f"early-mask {BRIEF} {EXACT} --fill {fill}" for fill in FILLS},
     **{f"early mask, {name}, pixels": f"early-mask {BRIEF} {EXACT} --masks {how}" for name, how in SALIENCY.items()},
     "early mask, true, pixels, 30 epochs": f"early-mask {LONG} {EXACT}",
@@ -113,7 +115,7 @@ PAIRS: tuple[tuple[str, str], ...] = (
     (f"{TRUE_PIXELS}, 30 epochs", f"{TRUE}, 30 epochs"),
     ("iFAM K=1, pixels", f"{TRUE_PIXELS}, 30 epochs"),
     *((row, TRUE) for row in OTHER_FILLS),
-    (f"{TRUE_PIXELS}, zoom", f"{TRUE}, zoom"),
+    *((f"{TRUE_PIXELS}, {how}", f"{TRUE}, {how}") for how in ("zoom", "448 px")),
     *SELECTED_BY_A_NET.items(),
     *(
         (f"iFAM K={k}, pixels", rival)

@@ -1,4 +1,4 @@
-"""Writes docs/results_a2.md from benchmarks/results/a2_h200.json."""
+"""Writes docs/results_a2.md from benchmarks/results: A²'s own file, and what others say of the same pictures."""
 
 from __future__ import annotations
 
@@ -7,27 +7,39 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-FILE = "a2_h200.json"
+FILE, MATRIX, FAMILY, CLAIMS = "a2_h200.json", "matrix_wbr_h200.json", "pretrain_family_h200.json", "claims_a2.json"
+PARTS, BIRD_WEIGHTS = "parts:ifam-k-1--pixels-0", "vit_ti16_augreg_in1k.safetensors"
 S, TI = "S", "Ti"
+DEPTH = 12  # of S, Ti, and the family's s
 SETS = ("birds", "o2o", "m2m", "disjoint", "toy", "turned")
 BEGINNING = """\
 # A² on birds
 
-<!-- Written by docs/ledger.py from benchmarks/results/a2_h200.json: change docs/a2_page.py, not this. -->
+<!-- Written by docs/ledger.py from benchmarks/results/a2_h200.json and others: change docs/a2_page.py, not this. -->
 
 A self-supervised ViT-S (S) and a supervised ViT-Ti (Ti), frozen: one looks, one answers; in `A² S>Ti`, S looks and Ti
 answers. Everything is of test pictures, in per cent with 95 % intervals over pictures; n = {n:,} unless a table says
 otherwise. A logistic regression has no seeds, and there is one pretrained backbone of each kind. S saw these
 photographs before, without labels. Which block and heads a backbone looks with was chosen, set by set, by
 class-balanced accuracy on validation data: {looks}.
+On scenes one to one and many to many, validation pictures follow the scenes of training, so what they choose may, too.
+Features were computed in bf16 on an H200, but for six rows of many to many (Ti: whole picture, tuned and plain, both
+centres, random, and A² with the last block) and two of N (whole picture, and A² with the last block), which a CPU
+computed in fp32; what that changes was not measured.
 Verdicts on the paper's claims are in [the ledger](ledger.md); every row, with its command, in
 `benchmarks/results/{file}`.
 
-The short of it: crops help where the features of whole pictures follow the background. On Waterbirds that is S, not the
-supervised Ti; where each class has a scene of its own, it is both. Crops are only as good as where they look (true
-masks, moved bit by bit, show it), fewer are better, and even the best crop shows what is around the bird. What hides
-every pixel around it, [iFAM](results.md), is far ahead on the same pictures. Where the place is what is asked for, the
-adapter finds it.
+The short of it: crops help where the features of whole pictures follow the background. On Waterbirds that is S (worst
+group {s_gain} points over the whole picture); for the supervised Ti, crops do not help there
+({ti_gain}). Where each class has a scene of its own, they help both. Crops are only as good as where
+they look (true masks, moved bit by bit, show it). Fewer are better where the scene gives the class away; without that,
+three or four are as good (S: no difference in accuracy that can be told) or better (Ti, by a little). Even the best
+crop shows what is around the bird. What hides every pixel around it, [iFAM](results.md), is far ahead on the same
+pictures, but that compares a fine-tuned ViT with frozen ones: on the pixels of iFAM's parts, Ti has a worst group of
+{tuned} fine-tuned and of {frozen} frozen, with a probe (one seed,
+`benchmarks/results/{matrix}`), against {crops} on the crops of S. Where the place is what is asked for,
+the adapter finds it ({adapted}), but the whole picture is at least as good there
+({whole}).
 """
 COMMANDS = """\
 ## To run it
@@ -41,18 +53,21 @@ sightline data displaced --cub PACKS --scenes PACKS --out displaced
 python benchmarks/a2.py waterbirds --backbones S=dino_s16_reg4.safetensors Ti=vit_ti16_augreg_in1k.safetensors --o2o scenes-o2o --m2m scenes-m2m --disjoint scenes-disjoint --displaced displaced --out a2.json
 ```
 
-`N=sightline-nano` joins the embedded backbone. Real weights of CLIP, and so TTR and zero-shot crops on photographs,
+`N=sightline-nano` joins the embedded backbone; here it was run on Waterbirds only. Real weights of CLIP, and so TTR and zero-shot crops on photographs,
 have not been run.
 """  # noqa: E501
 Rows = dict[str, dict[str, Any]]
 
 
-def said(figure: dict[str, Any] | None) -> str:
-    return (
-        ""
-        if figure is None
-        else "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in (figure["value"], *figure["interval"])))
-    )
+def said(figure: dict[str, Any] | None, *, sign: str = "") -> str:
+    if figure is None:
+        return ""
+    low, high = figure.get("interval") or (figure["low"], figure["high"])
+    return f"{100 * figure['value']:{sign}.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def read(results: Path, name: str) -> dict[str, Any]:
+    return json.loads((results / name).read_text(encoding="utf-8"))
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -157,6 +172,74 @@ def sizes(rows: Rows) -> str:
     return table(["worst group", *(f"{what} answers" for what in members)], lines)
 
 
+def where_they_look(found: dict[str, Any]) -> str:
+    """On Waterbirds: the share of the map that is on the bird."""
+    attention, rows = found["sets"]["birds"]["attention"], rows_in(found, "birds")
+    lines = []
+    for name in (S, TI):
+        known = attention[f"attention-{name.lower()}"]
+        masses = [known[f"{block} mean pixels mass"] for block in range(DEPTH)]
+        best = max(range(DEPTH), key=lambda block, masses=masses: masses[block]["value"])
+        block, heads = rows[f"A2 {name}>{name}"]["look"]["chosen"].removeprefix("block ").split(", ")
+        chosen = known[f"{int(block) % DEPTH} {heads.removeprefix('head ')} pixels mass"]
+        shown = [said(known["even pixels mass"]), said(masses[-1]), f"{said(masses[best])}, block {best + 1}"]
+        lines.append([name, *shown, said(chosen), said(known[f"{DEPTH - 1} mean pixels hit"])])
+    head = ("", "even map", "last block", f"best of {DEPTH} blocks", "as chosen for A²", "last block: peak on the bird")
+    return (
+        "How much of the attention is on the bird, the map enlarged to pixels. It is the mean of the heads, but as "
+        "chosen; the best block is the best on these same pictures. Ti is shown the middle 90 % of a picture, where "
+        f"the bird is larger, so an even map has more of it, too.\n\n{table(head, lines)}"
+    )
+
+
+def margins(results: Path) -> str:
+    """Of crops over the whole picture: what of it is lost when both are tuned."""
+    claims = {one["id"]: one for one in read(results, CLAIMS)["claims"]}
+    found = {one["test"]: one["difference"] for one in claims["A14"]["tests"]}
+    told = "{}, mean of groups: A2 S>{w}, plain − full, {w}, plain + full, {w} − A2 S>{w}"
+    lines = [
+        [words, *(said(found[told.format(name, w=w)], sign="+") for w in (S, TI))] for name, words in NAMED.items()
+    ]
+    return (
+        "The margin of crops (S looks) over the whole picture with plain regression, less that margin when both are "
+        "standardised and tuned, in the mean of groups. Above zero, a part of the margin is the plain regression; "
+        "below, tuning widens it. Where S answers it is a small part on Waterbirds and on disjoint scenes. Where "
+        "scenes give the class away, tuning, on validation pictures that follow them too, helps crops, and not whole "
+        "pictures of S.\n\n" + table(["points", "S answers", "Ti answers"], lines)
+    )
+
+
+def how_many(sets: dict[str, Rows]) -> str:
+    return "\n\n".join(
+        f"{words[0].upper()}{words[1:]}:\n\n{steps(sets[name], COUNTS)}" for name, words in NAMED.items()
+    )
+
+
+def trained_with_labels(found: dict[str, Any], results: Path) -> str:
+    """Where sizes of the family look, without labels and with them."""
+    family, attention = read(results, FAMILY), found["sets"]["family"]["attention"]
+    hows = {"without labels": "pretrained", "with labels": "supervised"}
+    lines = [[one["size"], *(said(one[how]["mass"]) for how in hows.values())] for one in family["family"]]
+    lines.append(["even map", *[said(family["mass_of_even"])] * len(hows)])
+    nano = said(attention["attention-nano"]["5 mean pixels mass"])
+    early = said(attention["attention-s-3"][f"{DEPTH - 1} mean pixels mass"])
+    return (
+        "Where they look in the end: how much of the last block's attention is on the creature, without labels after "
+        f"{family['trained_epochs']} epochs, with labels after 3 (`benchmarks/results/{FAMILY}`).\n\n"
+        f"{table(['', *hows], lines)}\n\n"
+        "Without labels the larger ones look better. Trained with labels, none looks at the creature more than an even "
+        "map does, but for s by a hair, so nothing can be said of sizes there. When the neighbours of s were as good "
+        f"as those of nano in the end, s had {early} and nano {nano} (of maps enlarged to pixels); of ti no state but "
+        "the last was measured."
+    )
+
+
+NAMED = {
+    "birds": "Waterbirds",
+    "o2o": "scenes one to one",
+    "m2m": "scenes many to many",
+    "disjoint": "scenes disjoint, which say nothing of the class",
+}
 COUNTS = {"1 crop": "A2 S>{}", **{f"{k} crops": f"A2 S>{{}}, {k} crops" for k in (2, 3, 4)}}
 SIDES = {
     "1/7 of the side": "A2 S>{}, crops 1/7", "2/7": "A2 S>{}", "3/7": "A2 S>{}, crops 3/7", "4/7": "A2 S>{}, crops 4/7",
@@ -193,18 +276,39 @@ def embedded(rows: Rows) -> str:
     lines = [[words, worst(rows[name]), accuracy(rows[name])] for words, name in EMBEDDED.items()]
     return (
         "The embedded `sightline-nano` (N) has seen toy pictures alone: it knows nothing of birds, and its crops are "
-        f"about as good as random ones.\n\n{table(['', 'worst group', 'accuracy'], lines)}"
+        "about as good as random ones. It was run on Waterbirds only, on none of the other sets.\n\n"
+        + table(["", "worst group", "accuracy"], lines)
+    )
+
+
+def beginning(found: dict[str, Any], results: Path, sets: dict[str, Rows]) -> str:
+    names = {"birds": "Waterbirds", "o2o": "one to one", "m2m": "many to many", "disjoint": "disjoint"}
+    looks = "; ".join(
+        f"{names[name]}, {who}: {rows[f'A2 {who}>{who}']['look']['chosen']}"
+        for name, rows in sets.items()
+        for who in (S, TI)
+    )
+    birds, turned = sets["birds"], rows_in(found, "turned")
+    gains = {line["row"]: line["worst_group"] for line in found["sets"]["birds"]["paired"]}
+    cells = {(cell["where"], cell["what"]): cell["worst_group"] for cell in read(results, MATRIX)["cells"]}
+    return BEGINNING.format(
+        n=birds["full, Ti"]["metrics"]["test"]["accuracy"]["n"],
+        looks=looks,
+        file=FILE,
+        matrix=MATRIX,
+        s_gain=said(gains["A2 S>S"], sign="+"),
+        ti_gain=said(gains["A2 Ti>Ti"], sign="+"),
+        tuned=said(cells[PARTS, f"fine-tune:{BIRD_WEIGHTS}"]),
+        frozen=said(cells[PARTS, f"mask-probe:{BIRD_WEIGHTS}"]),
+        crops=worst(birds["A2 S>Ti"]),
+        adapted=worst(turned["adapter S, plain rule"]),
+        whole=worst(turned["full, S"]),
     )
 
 
 def page(results: Path) -> str:
-    found = json.loads((results / FILE).read_text(encoding="utf-8"))
+    found = read(results, FILE)
     birds, o2o, m2m, disjoint, toy, turned = (rows_in(found, name) for name in SETS)
-    chosen = "; ".join(
-        f"{name}, {who}: {rows[f'A2 {who}>{who}']['look']['chosen']}"
-        for name, rows in (("Waterbirds", birds), ("one to one", o2o), ("many to many", m2m), ("disjoint", disjoint))
-        for who in (S, TI)
-    )
     sets = {"birds": birds, "o2o": o2o, "m2m": m2m, "disjoint": disjoint}
     count = {name: rows["full, Ti"]["metrics"]["test"]["accuracy"]["n"] for name, rows in sets.items()}
     many = toy["full, s"]["metrics"]["test"]["accuracy"]["n"]
@@ -212,21 +316,24 @@ def page(results: Path) -> str:
     own = f"each class has a scene of its own in training, and another's in the test (n = {count['o2o']:,})"
     sections = {
         "Waterbirds rebuilt": both.format(pairs(birds), pairs(birds, labelled=True)),
+        "Where they look": where_they_look(found),
         "A backbone that knows no birds": embedded(rows_in(found, "embedded")),
         "Away from the centre": off_centre(birds),
-        "How many crops": f"{steps(birds, COUNTS)}\n\nWhere {own}:\n\n{steps(o2o, COUNTS)}",
+        "How many crops": how_many(sets),
         "How large": steps(birds, SIDES),
         "How heads are joined": steps(birds, JOINED),
         "True masks, moved": f"A crop where the mask is, of masks moved off the bird:\n\n{steps(birds, ORACLE)}",
+        "Plain and tuned": margins(results),
         "Scenes one to one": f"Here {own}.\n\n" + both.format(pairs(o2o), pairs(o2o, labelled=True)),
         "Scenes many to many": "Families share scenes in pairs, which change places in the test "
         f"(n = {count['m2m']:,}).\n\n" + both.format(pairs(m2m), pairs(m2m, labelled=True)),
         "Scenes disjoint": f"No scene of the test is in training (n = {count['disjoint']:,}).\n\n"
         + both.format(pairs(disjoint), pairs(disjoint, labelled=True)),
         "The task turned round": "The same pictures, asked for the place: the bird is the shortcut, and attention "
-        f"looks at it.\n\n{steps(turned, TURNED, (S,))}",
+        f"looks at it. The whole picture, which needs no choice, is at least as good as what the adapter chooses.\n\n"
+        f"{steps(turned, TURNED, (S,))}",
         "Three sizes pretrained alike": "[Toy pictures](pretraining.md) where the place gives the class away "
-        f"(n = {many:,}).\n\n{sizes(toy)}",
+        f"(n = {many:,}).\n\n{sizes(toy)}\n\n{trained_with_labels(found, results)}",
     }
-    text = BEGINNING.format(n=count["birds"], looks=chosen, file=FILE)
+    text = beginning(found, results, sets)
     return "\n".join([text, *(f"## {title}\n\n{body}\n" for title, body in sections.items()), COMMANDS])

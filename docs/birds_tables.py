@@ -103,7 +103,24 @@ def species(results: Path) -> str:
     return table(["", *shown], lines)
 
 
+def missing(results: Path) -> str:
+    """What the tables above still lack, row by row."""
+    known = {}
+    for name in ("papers", "pixels"):
+        known |= read(results, f"wbr_ti_{name}.json")["missing"]
+    untrained = [row.removesuffix(", seed 0") for row, lacks in known.items() if lacks == ["training"]]
+    files = {
+        "localization/test.csv": "where it looks",
+        "shape/test.csv": "the shape probe",
+        "certificate.json": "the certificate",
+    }
+    measures = [
+        f"{row}: {', '.join(files[one] for one in lacks)}" for row, lacks in known.items() if lacks != ["training"]
+    ]
+    return f"- One seed of: {'; '.join(untrained)}.\n- Measured of a run that is there: {'; '.join(measures)}."
+
+
 TABLES = {
     "papers": papers, "pixels": pixels, "paired": paired, "vit-s": of_vit_s, "shifts": shifts,
-    "shifts paired": shifts_paired, "species": species,
+    "shifts paired": shifts_paired, "species": species, "missing": missing,
 }  # fmt: skip

@@ -105,7 +105,8 @@ def in_words(test: dict[str, Any]) -> str:
     if not gained:
         return f"{test['test']}: {test['verdict']}"
     value, low, high = (100 * gained[key] for key in ("value", "low", "high"))
-    return f"{test['test']}: {value:+.1f} [{low:.1f}, {high:.1f}]"
+    seeds = (test.get("seeds") or {}).values()
+    return f"{test['test']}: {value:+.1f} [{low:.1f}, {high:.1f}]" + ", one seed" * (bool(seeds) and min(seeds) == 1)
 
 
 def tests_of(claim: dict[str, Any]) -> str:

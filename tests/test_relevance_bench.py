@@ -8,6 +8,7 @@ import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ import relevance_claims
 from claim_figures import Missing
 from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, conclude
 from relevance_claims import CLAIMS, AsMuch, BeyondChance, Reaches, Versus
-from relevance_evidence import WORST, Evidence
+from relevance_evidence import WORST, Evidence, versus
 from relevance_results import collect, draw_all, pack_all
 from relevance_rows import CURVES, HEADLINE, HEADLINES, Masks, Row, beginnings, chosen, penalised, rates, robustvit
 from waterbirds_rows import folder_of
@@ -268,7 +269,7 @@ def add(
     folder = folder_of(runs / kind, row, seed)
     (folder / "predictions").mkdir(parents=True)
     (folder / "stress").mkdir()
-    facts = {"data": {"group_names": []}, "learnt_from": {"classes": ["a", "b"]}}
+    facts = {"data": {"group_names": []}, "learnt_from": {"classes": ["a", "b"] if seed != 1 else ["b", "c"]}}
     (folder / "run.json").write_text(json.dumps(facts))
     (folder / "metrics.json").write_text("{}")
     images = [(f"{label}{i}.png", label, i) for label in SPECIES for i in range(EACH)]
@@ -337,6 +338,31 @@ def test_classes_that_were_not_learnt_from_gain_as_much_or_do_not(tmp_path):
     found = test.find(Evidence(tmp_path / "no"))
     assert found.verdict == FAILS
     assert found.figures["gain, not learnt"].value == 0
+
+
+def test_every_seed_has_classes_of_its_own_that_it_did_not_learn_from(tmp_path):
+    """Seed 0 learnt from a and b, seed 1 from b and c."""
+    for seed in (0, 1):
+        add(tmp_path, "cub", "ERM", same(30), seed=seed)
+    add(tmp_path, "cub", "RobustViT", {"a": 0, "b": 0, "c": 20, "d": 20})
+    add(tmp_path, "cub", "RobustViT", {"a": 10, "b": 0, "c": 0, "d": 10}, seed=1)
+    _, gained, seeds = versus(
+        Evidence(tmp_path), "cub", ("RobustViT", "accuracy"), ("ERM", "accuracy"), "shifted, not learnt"
+    )
+    assert gained.value == pytest.approx((10 + 20) / 2 / EACH)
+    assert gained.low < 12 / EACH < 18 / EACH < gained.high
+    assert (gained.n, seeds) == (3 * EACH, {"RobustViT": 2, "ERM": 2})
+
+
+def test_of_rates_that_validate_alike_the_smaller_is_taken(tmp_path, monkeypatch):
+    setting = SimpleNamespace(folder=lambda row: tmp_path / row.name, few=tmp_path)
+    (tmp_path / "ERM").mkdir()
+    (tmp_path / "ERM" / "metrics.json").write_text("{}")
+    scores = {"RRR, rate 1e-5": 0.975, "RRR, rate 5e-5": 0.9750000000000001}
+    found = {name: {"balanced": score} for name, score in scores.items()}
+    monkeypatch.setattr(relevance, "balanced_on", lambda *_: 0.9)
+    monkeypatch.setattr(relevance, "best_line", lambda folder, _: found.get(folder.name))
+    assert relevance.chosen_rates(setting, "si")["rrr"]["rate"] == "1e-5"
 
 
 def test_a_map_that_turns_worse_than_before_or_than_chance_is_not_faithful(tmp_path):
