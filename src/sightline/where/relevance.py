@@ -6,7 +6,8 @@
 
 A map is not a sight: it says where an answer comes from, and hides nothing. GAE needs the full attention of all blocks
 and its gradients: for a ViT-B at 224 pixels autograd keeps 187 MB per picture, 118 MB of them as in any training
-(322 MB in second order; `benchmarks/relevance_cost.py`). Maps to look at are computed in parts that fit.
+(322 MB in second order; `benchmarks/results/relevance_cost_vit_b_cpu.json`). Maps to look at are computed in parts that
+fit.
 """
 
 from __future__ import annotations
