@@ -230,6 +230,17 @@ def test_what_cannot_be_is_said_before_anything_is_computed(toy, tmp_path, more,
         train(CentreCrop(**settings(toy, tmp_path / "run", crop=("1/4+1/4",))))
 
 
+def test_crops_that_do_not_fit_are_left_out_while_others_remain(toy, tmp_path, capsys):
+    folder = train(A2(**settings(toy, tmp_path / "run", crop=("2/7", "4/7", "65"), crops=(1, 2))))
+    tried = [words.partition(",")[0] for words in log_of(folder)["tried_crops"]]
+    assert tried == ["crops 2/7", "crops 2/7+2/7", "crops 4/7"]
+    said = capsys.readouterr().out
+    assert "Left out: --crop 4/7+4/7: two of 37 and 37 pixels would overlap.\n" in said
+    assert "Left out: --crop 65: larger than the picture, 64 pixels.\n" in said
+    with pytest.raises(UserError, match="would overlap; name smaller sides, or fewer of them"):
+        train(A2(**settings(toy, tmp_path / "none", crop=("4/7", "5/7"), crops=(2,))))
+
+
 def test_from_the_command_line_to_a_proof(toy, tmp_path):
     run = tmp_path / "run"
     arguments = ("--where", "random:nano", "--crop", "2/7", "1/2", "--layer", -1, 0, "--plain", "--out", run)

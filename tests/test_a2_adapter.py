@@ -83,6 +83,20 @@ def test_candidates_are_those_of_the_paper_in_either_reading():
     assert Candidates([as_grid("0.5x1")]).boxes((40, 60)).tolist() == [[20, 10, 40, 30]]
 
 
+@pytest.mark.parametrize("side", [96, 112, 160, 224, 252, 256, 336, 384, 448, 518])
+def test_seven_sevenths_stand_side_by_side_at_every_size(side):
+    boxes = Candidates([as_grid("1/7"), as_grid("2/7")]).boxes((side, side))
+    assert len(boxes) == 49 + 9
+    for some, share in ((boxes[:49], 1 / 7), (boxes[49:], 2 / 7)):
+        seen = inside_boxes(some[None], (side, side)).sum()
+        assert seen == len(some) * (some[0, 2] - some[0, 0]) ** 2, "they overlap"
+        assert some[0, :2].tolist() == [0, 0]
+        assert some[-1, 2:].tolist() == [side, side]
+        assert abs(some[0, 2] - share * side) < 1
+    assert len(Candidates([as_grid("1/7")]).boxes((96, 192))) == 7 * 14
+    assert len(Candidates([as_grid("0.001")]).boxes((8, 8))) == 64
+
+
 def test_a_candidates_score_is_the_mean_of_the_map_in_it(generator):
     maps, size = torch.rand(3, 4, 5, generator=generator), (32, 50)
     boxes = Candidates([(0.25, None), (12, 3)]).boxes(size)
@@ -229,6 +243,19 @@ def test_without_a_step_it_is_plain_attention_among_the_same_candidates(toy, tmp
     best = box_means(attention, boxes, size).argmax(dim=1)
     assert torch.equal(model.method.look(images).boxes[:, 0], boxes[best])
     assert log_of(tmp_path / "run")["losses"] == []
+
+
+def test_a_run_from_when_shares_were_rounded_up_keeps_its_candidates(toy, tmp_path):
+    folder = train(config(toy, tmp_path / "run", candidates=("1/6", "1/2x3"), pictures=8, steps=0))
+    file, facts = folder / "run.json", json.loads((folder / "run.json").read_text())
+    assert facts["adapted"]["of_candidates"] == 36 + 9
+    assert len(load(folder).method.where.candidates.boxes((64, 64))) == 36 + 9
+    facts["adapted"]["of_candidates"] = 25 + 9
+    file.write_text(json.dumps(facts))
+    boxes = load(folder).method.where.candidates.boxes((64, 64))
+    assert len(boxes) == 25 + 9
+    starts = [round(i * 53 / 4) for i in range(5)]
+    assert boxes[:25].tolist() == [[x, y, x + 11, y + 11] for y in starts for x in starts]
 
 
 def test_a_few_pictures_may_teach_the_adapter(toy, tmp_path):

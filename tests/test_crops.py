@@ -111,6 +111,16 @@ def test_no_room_is_an_error_or_the_crop_before_once_more():
         greedy_crops(peak, [9])
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("full", ["raise", "repeat"])
+def test_a_map_that_is_not_finite_is_refused(value, full):
+    maps = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0))
+    greedy_crops(maps, [4, 3], full="repeat")
+    maps[1, 6, 6] = value
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        greedy_crops(maps, [4, 3], full=full)
+
+
 def test_sides_are_shares_or_pixels():
     assert [in_pixels(side, (224, 448)) for side in (2 / 7, 1.0, 64, 0.001)] == [64, 224, 64, 1]
 

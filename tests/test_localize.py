@@ -179,28 +179,6 @@ def test_key_points_never_seen_have_no_error():
     assert np.isfinite(np.delete(errors[:, 0], 3)).all()
 
 
-# ---- intervals -------------------------------------------------------------------------------------------------------
-
-
-def test_intervals_hold_the_true_mean_about_as_often_as_they_say():
-    generator = np.random.default_rng(1)
-    held = 0
-    for seed in range(200):
-        values = generator.beta(4, 2, 60)
-        found = estimates({"pixel_iou": np.stack([values, np.ones(60)], axis=1)}, resamples=300, seed=seed)
-        held += found["pixel_iou"].low <= 2 / 3 <= found["pixel_iou"].high
-    assert 180 <= held <= 199
-
-
-def test_a_figure_without_a_single_miss_has_an_interval_too():
-    found = estimates({"hit x": np.ones((20, 2))}, resamples=500)["hit x"]
-    assert found.value == found.high == 1
-    assert 0.75 < found.low < 1
-    none = estimates({"hit x": np.tile([0.0, 1.0], (20, 1))}, resamples=500)["hit x"]
-    assert none.value == none.low == 0
-    assert none.high == pytest.approx(1 - found.low, abs=0.06)
-
-
 # ---- methods ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,12 @@
 """The grid, filled from the command line and from Python: what is in it, and what is not computed twice."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageOps
 
 import sightline
 from sightline.answers import Answers
@@ -157,6 +159,39 @@ def test_a_grid_is_not_put_together_with_other_data(grid, tmp_path):
     other = write_toy(tmp_path / "toy", train=8, val=8, test=found.cells[0].metrics.n + 4)
     with pytest.raises(UserError, match="name the data that it was filled with"):
         fill(replace(config, data=other, out=config.folder, collect=True))
+
+
+def test_cells_of_as_many_other_pictures_are_not_taken_for_these(grid, tmp_path):
+    config, found = grid
+    other = write_toy(tmp_path / "toy", train=32, val=32, test=found.cells[0].metrics.n, seed=1)
+    with pytest.raises(UserError, match="name the data that it was filled with"):
+        fill(replace(config, data=other, out=config.folder, collect=True))
+
+
+def test_masks_that_change_and_keep_their_size_are_answered_anew(toy, tmp_path, computed):
+    shutil.copytree(toy / "masks", masks := tmp_path / "masks")
+    for file in masks.rglob("*.png"):
+        Image.open(file).convert("L").save(file, compress_level=0)
+    config = asked(toy, tmp_path / "grid", where=(f"masks:{masks}",), what=WHATS[:1])
+    (first,) = fill(config).cells
+    once = len(computed)
+    sizes = [file.stat().st_size for file in sorted(masks.rglob("*.png"))]
+    for file in masks.rglob("*.png"):
+        ImageOps.invert(Image.open(file)).save(file, compress_level=0)
+    assert [file.stat().st_size for file in sorted(masks.rglob("*.png"))] == sizes
+    (again,) = fill(config).cells
+    assert again.key != first.key
+    assert len(computed) == 2 * once
+    assert not (answers_in(config, again).probabilities == answers_in(config, first).probabilities).all()
+
+
+def test_the_datas_own_masks_are_the_truth_under_any_path(toy, tmp_path, computed):
+    shutil.copytree(toy / "masks", tmp_path / "elsewhere")
+    wheres = ("masks:data", f"masks:{toy / 'masks'}", f"masks:{tmp_path / 'elsewhere'}", "everything")
+    found = fill(asked(toy, tmp_path / "grid", where=wheres, what=WHATS[:1]))
+    assert [cell.told_the_truth for cell in found.cells] == [True, True, True, False]
+    assert len({cell.key for cell in found.cells}) == 2
+    assert found.best is found.cells[-1]
 
 
 def test_one_more_what_costs_only_its_own_work(grid, computed):

@@ -57,6 +57,14 @@ def test_a_picture_of_which_nothing_is_visible_is_answered_all_the_same(toy, tmp
     assert found.cells[0].metrics.balanced.value == 0.5  # nothing to tell classes by
 
 
+def test_a_row_without_any_way_is_empty_and_the_others_go_on(toy, tmp_path):  # noqa: F811
+    whats = (f"mask-probe:{NANO}", f"crop-probe:{NANO}")
+    found = fill(asked(toy, tmp_path, where=("centre", "random"), what=whats, crop=("1/4+1/4",)))
+    assert [cell.empty and cell.empty.partition(";")[0] for cell in found.cells] == [
+        *["--crop: there is only one crop in the centre"] * 2, None, None,
+    ]  # fmt: skip
+
+
 def test_masks_are_found_by_a_backbone_that_answers_in_another_size(toy, tmp_path):  # noqa: F811
     wheres = ("tokencut:random:nano", "found:sightline-nano")
     found = fill(asked(toy, tmp_path, where=wheres, what=(f"mask-probe:{NANO}",), size=40))

@@ -8,19 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 from sightline.config import A2Zs, Ttr, Zs
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
 from sightline.load import load
-from sightline.methods import ttr
 from sightline.methods import zeroshot as method_file
 from sightline.sight import Sight
 from sightline.train import train
 from sightline.verify import verify
 from sightline.what.zeroshot import ZeroShot, open_clip, spoken, tidied, transform_of
-from sightline.where.clusters import Clustering, cluster, subject
 
 from .commands import QUICK, typed
 
@@ -207,6 +204,13 @@ def test_without_transformers_the_error_says_what_to_install(toy, tmp_path, fold
     assert "pip install 'sightline[clip]'" in err
 
 
+@pytest.mark.parametrize("name", ["dinov2-s14", "timm/vit_small_patch16_224.dino", "clip-b16", "openclip-l41"])
+def test_a_name_that_is_no_clips_is_refused_without_asking_the_hub(name, monkeypatch):
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("asked"))
+    with pytest.raises(UserError, match=f"--clip {name}: .* no CLIP .*; say clip-l14, openclip-b16, openclip-l14, "):
+        open_clip(name)
+
+
 def test_what_is_no_clip_is_refused(toy, tmp_path):
     with pytest.raises(UserError, match="--clip nothing/here: transformers cannot read it"):
         open_clip("nothing/here")
@@ -278,110 +282,3 @@ def test_from_the_command_line_to_a_proof(toy, tmp_path, folder):
     code, out, _ = typed("train", "ttr", toy, *told, "--general", "a bird.", "--queue", 4, "--out", tmp_path / "ttr")
     assert (code, "Nothing was selected" in out) == (0, True)
     assert typed("verify", tmp_path / "ttr", "--limit", 2, "--draws", 1)[0] == 0
-
-
-# ---- TTR -------------------------------------------------------------------------------------------------------------
-
-
-def test_the_subject_is_the_cluster_whose_mean_is_most_opposed_to_the_words():
-    general = torch.tensor([0.6, 0.8])
-    tokens = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, -1.0], [0.0, -2.0], [-1.0, 0.0], [-1.2, 0.0]])
-    labels = torch.tensor([2, 2, 0, 0, 1, 1])
-    # Means (2, 0), (0, −1.5), (−1.1, 0): products 1.2, −1.2, −0.66. Normalised means would say 0.6, −0.8, −0.6.
-    assert subject(tokens, labels, general) == 0
-    tokens[4:] *= 2  # (−2.2, 0) has −1.32, although its direction is as it was
-    assert subject(tokens, labels, general) == 1
-    assert subject(tokens[:2], labels[:2], general) == 2  # the others are not in this picture
-
-
-def test_clusters_are_of_uncentred_components_smoothed_along_the_row_of_tokens(monkeypatch):
-    from scipy import ndimage
-    from sklearn import cluster as sklearn_cluster
-
-    tokens = torch.tensor([[4.0, 0.0, 0.0], [4.0, 1.0, 0.0], [4.0, -1.0, 0.0], [4.0, 0.0, 0.1]])
-    seen = []
-
-    class Watched(sklearn_cluster.KMeans):
-        def fit_predict(self, rows):
-            seen.append(rows)
-            return super().fit_predict(rows)
-
-    monkeypatch.setattr(sklearn_cluster, "KMeans", Watched)
-    cluster(tokens, Clustering(clusters=2, components=1, sigma=0.72))
-    # Uncentred, the first axis is that of the fours (a centred one would be the second); a Gaussian keeps a constant.
-    assert seen[0].shape == (4, 1)
-    assert abs(seen[0][:, 0]).tolist() == pytest.approx([4.0] * 4, abs=1e-3)
-    cluster(tokens, Clustering(clusters=2, components=2, sigma=0.72))
-    # By hand: weights exp(−d²/(2·0.72²)) over their sum are .5536, .2110, .0117, …; the row is mirrored at its ends.
-    weights = torch.tensor([0, 1, 2, 3]).square().div(-2 * 0.72**2).exp()
-    weights = weights / (2 * weights.sum() - 1)
-    assert weights[:3].tolist() == pytest.approx([0.5536, 0.2110, 0.0117], abs=1e-3)
-    second = torch.tensor([0.0, 1.0, -1.0, 0.0])
-    mirrored = torch.cat([second.flip(0), second, second.flip(0)])
-    by_hand = [float(sum(weights[abs(d)] * mirrored[4 + i + d] for d in range(-3, 4))) for i in range(4)]
-    assert abs(seen[1][:, 1]).tolist() == pytest.approx([abs(value) for value in by_hand], abs=1e-2)
-    assert ndimage.gaussian_filter1d(second.numpy(), 0.72).tolist() == pytest.approx(by_hand, abs=1e-3)
-
-
-def test_clusters_do_not_touch_the_global_generator_and_are_the_same_every_time(generator):
-    tokens, before = torch.randn(64, 24, generator=generator), torch.get_rng_state()
-    found = cluster(tokens, Clustering())
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(cluster(tokens, Clustering()), found)
-    assert sorted(found.unique().tolist()) == [0, 1, 2]
-
-
-def recaller(clip, queue: int = 3):
-    images = torch.rand(queue, 3, 64, 64, generator=torch.Generator().manual_seed(5))
-    with torch.no_grad():
-        start = ttr.patch_tokens(clip.vit, images)
-    what = ZeroShot(clip.vit, (64, 64), clip.say(["cat", "dog"], ["{}"]), clip.scale)
-    return ttr.Recaller(what, clip.embed(["a pet"])[0], start, Clustering()).eval()
-
-
-@torch.no_grad()
-def test_the_queue_holds_the_last_pictures_this_one_included_however_they_are_batched(clip, generator, monkeypatch):
-    images, seen = torch.rand(5, 3, 64, 64, generator=generator), []
-
-    def watched(tokens, how):
-        seen.append(tokens)
-        return cluster(tokens, how)
-
-    monkeypatch.setattr(ttr, "cluster", watched)
-    together, apart = recaller(clip), recaller(clip)
-    tokens = ttr.patch_tokens(clip.vit, images)
-    keep = together.look(images).keep
-    torch.testing.assert_close(seen[0], torch.cat([together.start[1], together.start[2], tokens[0]]))
-    torch.testing.assert_close(seen[4], tokens[2:].flatten(0, 1))
-    one_by_one = torch.cat([apart.look(images[i : i + 1]).keep for i in range(5)])
-    assert torch.equal(keep, one_by_one)
-    for picture, labels in zip(keep, [cluster(each, Clustering())[-16:] for each in seen[:5]], strict=True):
-        assert len(labels[picture.flatten()].unique()) == 1  # one cluster, and all of it
-        assert not (labels[~picture.flatten()] == labels[picture.flatten()][0]).any()
-
-
-def test_several_processes_are_refused_since_they_would_not_share_a_queue(clip, monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(UserError, match="run it in one process"):
-        recaller(clip).look(torch.zeros(1, 3, 64, 64))
-
-
-def test_a_picture_of_another_size_than_the_queues_is_refused(clip):
-    with pytest.raises(ValueError, match="pictures with 16 patches, and these have 4"):
-        recaller(clip).look(torch.zeros(1, 3, 32, 32))
-
-
-def test_the_queue_begins_as_the_validation_data_leave_it(toy, tmp_path, folder):
-    run = train(Ttr(**settings(toy, tmp_path / "run", folder, general="a bird", queue=20)))  # more than there are
-    model = load(run)
-    assert model.method.start.shape == (20, 16, 24)
-    torch.testing.assert_close(model.method.start[:4], model.method.start[16:])  # 16 pictures, and round again
-    with (run / "predictions" / "val.csv").open(newline="") as file:
-        last = [row["image"] for row in csv.DictReader(file)][-1]
-    model.method.look(torch.zeros(1, 3, 64, 64))
-    assert torch.equal(model.method.recent[0], model.method.start[1])
-    picture = Image.open(toy / last).convert("RGB")
-    fresh = load(run)
-    fresh.predict(picture)
-    torch.testing.assert_close(fresh.method.recent[-1], fresh.method.start[-1], atol=1e-4, rtol=0)

@@ -121,7 +121,8 @@ def localize(
         columns["keypoint_error"] = np.stack([np.nansum(errors, axis=1), np.isfinite(errors).sum(axis=1)], axis=1)
     elif places is not None:
         notes = (*notes, "no key point error: it is fitted on train rows, and there are none beside those measured")
-    found = estimates(columns, resamples, seed)
+    plain = {name for name in columns if name == "coverage" or name.startswith("entropy ")}
+    found = estimates(columns, resamples, seed, plain=plain)
     maps: dict[str, dict[str, Estimate]] = {}
     for name in [name for name in found if name not in FIGURES]:
         figure, _, map_name = name.partition(" ")

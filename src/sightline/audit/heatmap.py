@@ -49,7 +49,7 @@ def draw_heatmap(
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.set_title(title, fontsize=9, wrap=True)
     axes.set_xlabel(
-        "framed: best on validation data, masks:data aside; in italics: what the literature calls it", size=7
+        "framed: best on validation data, true masks aside; in italics: what the literature calls it", size=7
     )
     for spine in axes.spines.values():
         spine.set_visible(False)

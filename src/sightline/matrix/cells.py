@@ -20,6 +20,8 @@ class Cell:
     where: Word
     what: Word
     key: str = ""  # of everything it depends on
+    data: str = ""  # their fingerprint; older files do not say it
+    truth: bool = False  # where to look is part of the data
     published: str | None = None  # what this pairing is called in the literature
     empty: str | None = None  # why
     metrics: Metrics | None = None
@@ -48,8 +50,8 @@ class Cell:
 
     @property
     def told_the_truth(self) -> bool:
-        """Where to look is part of the data: an upper bound, not a rival."""
-        return str(self.where) == "masks:data"
+        """An upper bound, not a rival."""
+        return self.truth or str(self.where) == "masks:data"  # older files say no more than the word
 
     def to_dict(self) -> dict[str, Any]:
         said = {"where": str(self.where), "what": str(self.what)}

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ..assess import make_folder, save_plainly
 from ..config.matrix import Matrix
-from ..data.rows import Rows, read_rows
+from ..data.rows import Rows, fingerprint, read_rows
 from ..errors import UserError
 from ..evaluate import evaluate
 from ..lessons import refuse_nothing_to_tell
@@ -45,7 +45,7 @@ def fill(config: Matrix, told: Callable[[Cell], None] = lambda _: None) -> Grid:
     folder = config.folder
     make_folder(folder)
     if config.collect:
-        cells = collected(folder, wheres, whats, len(rows.where("test")))
+        cells = collected(folder, wheres, whats, rows)
     else:
         cells = fill_all(wheres, whats, Bench(config, rows, accelerator.device), told)
     grid = grid_of(cells, wheres, whats, rows, config)
@@ -66,17 +66,22 @@ def fill_all(wheres: list[Word], whats: list[Word], bench: Bench, told: Callable
     return cells
 
 
-def collected(folder: Path, wheres: list[Word], whats: list[Word], pictures: int) -> list[Cell]:
-    """What is there; paths may be others than where it was filled, so that the short names decide."""
-    there = {(cell.where.short, cell.what.short): cell for cell in read_cells(folder / "cells.jsonl").values()}
+def collected(folder: Path, wheres: list[Word], whats: list[Word], rows: Rows) -> list[Cell]:
+    """What is there of these data; paths may be others than where it was filled, so that the short names decide."""
+    path, data, pictures = folder / "cells.jsonl", fingerprint(rows), len(rows.where("test"))
+    filled = list(read_cells(path).values())
+    if not filled:
+        raise UserError(f"{path}: no filled cells to collect; leave --collect out to fill them")
+
+    def of_these_data(cell: Cell) -> bool:
+        return cell.data == data if cell.data else cell.metrics is not None and cell.metrics.n == pictures
+
+    there = {(cell.where.short, cell.what.short): cell for cell in filled if of_these_data(cell)}
     if not there:
-        raise UserError(f"{folder / 'cells.jsonl'}: no filled cells to collect; leave --collect out to fill them")
-    for cell in there.values():
-        if cell.metrics is not None and cell.metrics.n != pictures:
-            raise UserError(
-                f"{folder / 'cells.jsonl'}: filled with {cell.metrics.n:,} test pictures, and these data have "
-                f"{pictures:,}; name the data that it was filled with"
-            )
+        raise UserError(
+            f"{path}: filled with other data than {rows.name} with its {pictures:,} test pictures (fingerprint "
+            f"{data[:12]}); name the data that it was filled with"
+        )
     pairs = [(where, what) for where in wheres for what in whats]
     return [
         replace(there[key], where=where, what=what)
@@ -115,10 +120,11 @@ def filled(where: Where | UserError, what: What | UserError, cell: Cell, before:
     assert isinstance(where, Where)
     assert isinstance(what, What)
     facts = bench.data, where.identity, what.word.kind, what.identity, str(what.expects), what.settings()
-    cell = replace(cell, key=short_print(json.dumps(facts)))
+    cell = replace(cell, key=short_print(json.dumps(facts)), data=bench.data, truth=where.truth)
     home = bench.config.folder / "cells" / cell.folder
     if cell.key in before and (home / "predictions" / "test.csv").is_file():
-        return replace(before[cell.key], where=cell.where, what=cell.what)
+        known = before[cell.key]
+        return replace(known, where=cell.where, what=cell.what, data=cell.data, truth=cell.truth)
     began = time.perf_counter()
     try:
         outcome = ANSWERS[what.answers](where, what, bench.config.folder / "runs" / cell.folder)

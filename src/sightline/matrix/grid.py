@@ -13,7 +13,7 @@ from ..config.matrix import Matrix
 from ..data.rows import Rows, fingerprint
 from ..metrics import Estimate
 from .cells import Cell
-from .scaling import Curve, curves
+from .scaling import WHICHEVER, Curve, curves
 from .words import Word
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Grid:
 
         caption = (
             f"In %: {self.worst_of} of {self.n:,} test pictures, 95 % intervals, n behind each. * best on validation "
-            "data, masks:data out of the running; † a published pairing."
+            "data, true masks out of the running; † a published pairing."
         )
         table = Table("", *(escape(word.short) for word in self.whats), box=None, pad_edge=False, caption=caption)
         table.caption_justify = "left"
@@ -135,7 +135,8 @@ class Grid:
             folder / "matrix.png",
         )  # fmt: skip
         if self.curves:
-            draw_scaling(self.curves, f"{self.data}: {self.worst_of} on test data", folder / "scaling.png")
+            title = f"A² with {WHICHEVER}\n{self.data}: {self.worst_of} on test data"
+            draw_scaling(self.curves, title, folder / "scaling.png")
 
 
 def grid_of(cells: Sequence[Cell], wheres: Sequence[Word], whats: Sequence[Word], rows: Rows, config: Matrix) -> Grid:
@@ -165,7 +166,7 @@ def grid_of(cells: Sequence[Cell], wheres: Sequence[Word], whats: Sequence[Word]
         published = best_of([cell for cell in cells_among if cell.published is not None])
         if new and published:
             duels.append(Duel(among, new, published, gains(published, [new])[0]))
-    drawn, missing = curves(filled, gains)
+    drawn, on_curves = curves(filled, gains)
     notes = [f"{cell.where.short}: {cell.note}" for cell in filled if cell.note]
     if len(filled) > 2:
         notes.append(f"the best are the best of {len(filled)} on validation data: what chance gave them, it gave there")
@@ -174,7 +175,7 @@ def grid_of(cells: Sequence[Cell], wheres: Sequence[Word], whats: Sequence[Word]
     return Grid(
         rows.name, fingerprint(rows), len(rows.where("test")),
         "accuracy" if rows.groups is None else "worst group",
-        tuple(wheres), tuple(whats), tuple(cells), tuple(duels), tuple(drawn), (*dict.fromkeys(notes), *missing),
+        tuple(wheres), tuple(whats), tuple(cells), tuple(duels), tuple(drawn), (*dict.fromkeys(notes), *on_curves),
     )  # fmt: skip
 
 

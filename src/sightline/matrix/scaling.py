@@ -16,6 +16,7 @@ from .words import Word, attention_of
 
 Gains = Callable[[Cell, Sequence[Cell]], list[Estimate]]
 KINDS = ("crop-probe", "crop-dfr", "crop-zero-shot")
+WHICHEVER = "whatever backbones were given, pretrained alike or not"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Curve:
 
 
 def curves(filled: Sequence[Cell], gains: Gains) -> tuple[list[Curve], list[str]]:
-    """Every curve that has two sizes, and a note where there is none."""
+    """Every curve that has two sizes; and notes: on what they join, and where there is none."""
     found: list[Curve] = []
     of_attention = [cell for cell in filled if cell.where.kind == "attention" and cell.what.kind in KINDS]
     for kind in dict.fromkeys(cell.what.kind for cell in of_attention):
@@ -50,7 +51,9 @@ def curves(filled: Sequence[Cell], gains: Gains) -> tuple[list[Curve], list[str]
         for side, (fixed, families) in growing.items():
             found += [curve(side, fixed, kind, family, gains) for family in families if sizes(family, side) > 1]
     missing = [side for side in ("where", "what") if of_attention and all(one.grows != side for one in found)]
-    return found, [f"no curve of how A² scales with the {side}: that takes backbones of two sizes" for side in missing]
+    notes = [f"the curves of how A² scales join {WHICHEVER}"] if found else []
+    notes += [f"no curve of how A² scales with the {side}: that takes backbones of two sizes" for side in missing]
+    return found, notes
 
 
 def alike(cells: Sequence[Cell]) -> list[list[Cell]]:

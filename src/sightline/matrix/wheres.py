@@ -5,8 +5,10 @@ A new kind is one line in `KINDS`: what opens it, given what was said after the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -14,8 +16,7 @@ from torch import Tensor, nn
 
 from ..data.cache import fingerprint as files_of
 from ..data.cache import unpacked
-from ..data.images import Canvas
-from ..data.rows import fingerprint
+from ..data.images import Canvas, open_file
 from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..methods.a2 import Crops, heads_of, refuse_crowds, refuse_layer
@@ -45,6 +46,7 @@ class Where:
     identity: str  # changes with all that it depends on, but for the pictures
     parameters: int | None = None
     note: str = ""
+    truth: bool = False  # what it shows is part of the data
 
     def ways(self, sees: Sees) -> list[Way]:
         raise NotImplementedError
@@ -167,7 +169,22 @@ class ByMasks(Where):
 def given(word: Word, bench: Bench) -> Where:
     """Masks that are there: the data's own, or in a folder."""
     told = masks_there(word.of)(bench.rows)
-    return ByMasks(word, bench, fingerprint(told), told=lambda _: told, training=lambda _: from_anywhere(word.of))
+    said = masks_print(told)
+    truth = said == bench.once("masks of the data", lambda: masks_print(bench.rows))
+    return ByMasks(word, bench, said, truth=truth, told=lambda _: told, training=lambda _: from_anywhere(word.of))
+
+
+def masks_print(told: Rows) -> str:
+    """Changes with what is in the masks' files, and with nothing else: they may lie, or be called, otherwise."""
+    digest = hashlib.sha256()
+    for mask in told.masks or ():
+        try:
+            file = open_file(told.root, mask)
+            content = file.read_bytes() if isinstance(file, Path) else file.read()
+        except (OSError, UserError):
+            content = b""  # to be complained of when it is needed
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
 
 
 def salient(word: Word, bench: Bench) -> Where:
@@ -212,7 +229,12 @@ class ByCrops(Where):
 
     def ways(self, sees: Sees) -> list[Way]:  # noqa: ARG002
         found = crop_ways(self.bench.config)
-        return found if self.seed is not None else [way for way in found if len(way.sides) == 1]
+        if self.seed is not None:
+            return found
+        alone = [way for way in found if len(way.sides) == 1]
+        if not alone:
+            raise UserError("--crop: there is only one crop in the centre; name a single side, too")
+        return alone
 
     def shown(self, expects: Input) -> None:
         pass

@@ -103,13 +103,32 @@ def refuse_layer(name: str, config: ViTConfig, layer: int) -> None:
         raise UserError(f"--layer {layer}: {name} has {config.depth} blocks, 0 to {config.depth - 1}")
 
 
-def refuse_crowds(crops: Crops, size: tuple[int, int]) -> None:
-    """Crops that never fit into the picture. Where they merely may not, the one before is taken once more."""
+def crowded(crops: Crops, size: tuple[int, int]) -> str | None:
+    """Why crops never fit into the picture. Where they merely may not, the one before is taken once more."""
     pixels = sorted(in_pixels(side, size) for side in crops.numbers)
     if pixels[-1] > min(size):
-        raise UserError(f"--crop {'+'.join(crops.sides)}: larger than the picture, {min(size)} pixels")
+        return f"--crop {'+'.join(crops.sides)}: larger than the picture, {min(size)} pixels"
     if sum(pixels[-2:]) > max(size) and len(pixels) > 1:
-        raise UserError(f"--crop {'+'.join(crops.sides)}: two of {pixels[-2]} and {pixels[-1]} pixels would overlap")
+        return f"--crop {'+'.join(crops.sides)}: two of {pixels[-2]} and {pixels[-1]} pixels would overlap"
+    return None
+
+
+def refuse_crowds(crops: Crops, size: tuple[int, int]) -> None:
+    if complaint := crowded(crops, size):
+        raise UserError(f"{complaint}; name smaller sides{', or fewer of them' if len(crops.sides) > 1 else ''}")
+
+
+def those_that_fit(
+    todo: list[tuple[Crops, tuple[int, ...]]], size: tuple[int, int]
+) -> tuple[list[tuple[Crops, tuple[int, ...]]], list[str]]:
+    """Of the crops and their numbers those that fit into the picture; and why others do not."""
+    several = [crops.first(count) for crops, counts in todo for count in counts]
+    complaints = {crops: complaint for crops in several if (complaint := crowded(crops, size))}
+    found = [(crops, tuple(n for n in counts if crops.first(n) not in complaints)) for crops, counts in todo]
+    found = [(crops.first(max(counts)), counts) for crops, counts in found if counts]
+    if not found:
+        refuse_crowds(several[0], size)
+    return found, list(dict.fromkeys(complaints.values()))
 
 
 # ---- making ----------------------------------------------------------------------------------------------------------
@@ -144,8 +163,9 @@ def make(
     todo = [(replace(look, sides=sides), counts) for look in looks for sides, counts in plans(config)]
     if not todo:
         raise UserError("--crop, --layer, --heads: name at least one of each")
-    for crops, _ in todo:
-        refuse_crowds(crops, expects.size)
+    todo, left_out = those_that_fit(todo, expects.size)
+    for why in left_out if accelerator.is_main_process else ():
+        print(f"Left out: {why}.")
     best, tried = None, {}
     for crops, counts in todo:
         what = BoxProbe(vit, size, len(crops.sides))

@@ -259,10 +259,20 @@ def sentence(learned: Learned, parameters: int) -> str:
     )
 
 
+def as_trained(candidates: tuple[str, ...], number: int, size: tuple[int, int]) -> tuple[str, ...]:
+    """Older runs had fewer, or more, where a share of the side is no whole number of pixels: they keep them."""
+    grids = [as_grid(text) for text in candidates]
+    if len(Candidates(grids).boxes(size)) == number:
+        return candidates
+    counts = [count or min(size) // in_pixels(side, size) for side, count in grids]
+    return tuple(f"{text.partition('x')[0]}x{count}" for text, count in zip(candidates, counts, strict=True))
+
+
 def build_a2_adapter(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
     said, where = facts["adapted"], noted_where(facts)
     assert where is not None, "a run notes which backbone attends"
     names = ("crops", "adapter", "layer", "heads", "patches")
-    plan = Plan(tuple(said["candidates"]), **{name: said[name] for name in names})
+    candidates = as_trained(tuple(said["candidates"]), said["of_candidates"], vit_config.input.size)
+    plan = Plan(candidates, **{name: said[name] for name in names})
     what = BoxProbe(ViT(vit_config), tuple(said["size"]), plan.crops, len(facts["data"]["classes"]))
     return Pair(plan.sight(where), what)

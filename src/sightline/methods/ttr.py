@@ -99,10 +99,20 @@ def refuse(config: Ttr) -> None:
     refuse_several_processes()
 
 
+def refuse_few_patches(config: Ttr, patch: int, expects: Input) -> None:
+    patches = config.queue * (expects.size[0] // patch) * (expects.size[1] // patch)
+    if config.clusters > patches:
+        raise UserError(
+            f"--clusters {config.clusters}: a queue of {config.queue} pictures has {patches} patches to divide; name "
+            "fewer, or a longer --queue"
+        )
+
+
 def make_ttr(config: Ttr, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     refuse(config)
     assert config.general is not None
     clip, text, expects = asked(config, rows)
+    refuse_few_patches(config, clip.vit.config.patch, expects)
     (general,) = clip.embed([config.general])
     val = rows.where("val")
     last = val[np.arange(-config.queue, 0) % len(val)]  # from the start again, where they are too few

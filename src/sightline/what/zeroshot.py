@@ -140,6 +140,7 @@ class Clip:
 
 def open_clip(name: str) -> Clip:
     """From a folder, the Hugging Face hub, or by a name of ours for what is there."""
+    refuse_no_clip(name)
     try:
         import transformers
     except ImportError:
@@ -164,6 +165,18 @@ def open_clip(name: str) -> Clip:
     commit = getattr(model.config, "_commit_hash", None)
     vit.origin = Origin(known.name if known else None, Path(place).name, repository, commit)
     return Clip(vit, float(model.logit_scale.detach().exp()), model, tokenizer)
+
+
+def refuse_no_clip(name: str) -> None:
+    """At once, without asking the hub, which may take long to say no."""
+    clips = [known for known in KNOWN.values() if known.config.pre_norm]
+    ours = [clip for clip in clips if not str(clip.repository).startswith("timm/")]  # which has no text towers
+    known = KNOWN.get(name) or BY_REPOSITORY.get(name)
+    if known in ours or (known is None and ("/" in name or Path(name).is_dir())):
+        return
+    wrong = "there is no CLIP of this name" if known is None else "is no CLIP that has its text tower with it"
+    names = ", ".join(each.name for each in ours)
+    raise UserError(f"--clip {name}: {wrong}; say {names}, a folder, or a repository on the hub (OWNER/NAME)")
 
 
 def image_tower(theirs: Any, name: str) -> ViTConfig:

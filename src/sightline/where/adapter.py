@@ -82,7 +82,7 @@ class Glance(nn.Module):
 
 class Candidates(nn.Module):
     """Squares in even rows and columns. For each of `grids`: their side (a share of the picture's, or pixels), and how
-    many stand side by side; None: as many as do without overlap."""
+    many stand side by side; None: as many as do without overlap, at every size seven sevenths."""
 
     def __init__(self, grids: Sequence[tuple[float, int | None]]):
         super().__init__()
@@ -92,8 +92,10 @@ class Candidates(nn.Module):
         """int64 [J, 4], grid by grid, in reading order."""
         found = []
         for share, count in self.grids:
-            side = in_pixels(share, size)
-            tops, lefts = (evenly(length - side, count or length // side) for length in size)
+            side, counts = in_pixels(share, size), [count or as_many(share, length, size) for length in size]
+            if count is None:  # a seventh may have been rounded up
+                side = min(side, *(length // many for length, many in zip(size, counts, strict=True)))
+            tops, lefts = (evenly(length - side, many) for length, many in zip(size, counts, strict=True))
             found += [(left, top, left + side, top + side) for top in tops for left in lefts]
         return torch.tensor(found)
 
@@ -104,6 +106,12 @@ class Candidates(nn.Module):
 
     def extra_repr(self) -> str:
         return f"grids={self.grids}"
+
+
+def as_many(side: float, length: int, size: tuple[int, ...]) -> int:
+    """How often a side, a share of that of a picture of `size`, or pixels, fits into a length."""
+    exact = side * min(size) if side <= 1 else int(side)
+    return min(length, int(length / exact + 1e-9))
 
 
 def evenly(last: int, count: int) -> list[int]:

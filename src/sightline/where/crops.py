@@ -36,7 +36,10 @@ def greedy_crops(maps: Tensor, sides: Sequence[int], *, full: Literal["raise", "
         if not 0 < s <= min(h, w):
             raise ValueError(f"a crop of {s} pixels does not fit into maps of {h}×{w}")
         bands = integral[:, s:] - integral[:, :-s]
-        boxes.append(best_square(bands[:, :, s:] - bands[:, :, :-s], s, boxes, full))
+        scores = bands[:, :, s:] - bands[:, :, :-s]
+        if not boxes:
+            scores = scores.masked_fill(~maps.isfinite().flatten(1).all(dim=1)[:, None, None], NOWHERE)
+        boxes.append(best_square(scores, s, boxes, full))
     return torch.stack(boxes, dim=1)
 
 
@@ -60,6 +63,8 @@ def best_square(scores: Tensor, side: int, taken: list[Tensor], full: str) -> Te
     if full == "repeat" and taken:
         return torch.where(room, box, taken[-1])
     if not room.all():
+        if not taken:  # known only now, so that a GPU is not waited for once more
+            raise ValueError("a map with NaN or infinite values: it has no best square")
         raise ValueError(f"no room for a crop of {side} pixels beside {len(taken)} others")
     return box
 
