@@ -200,6 +200,13 @@ def test_neighbours_are_sought_in_the_bank_or_among_the_others():
     assert not named_rightly(points, labels, points, 1 - labels)[1].any()
 
 
+def test_no_more_neighbours_are_named_than_there_are():
+    points, labels = torch.eye(10), torch.arange(10) % 2
+    assert set(named_rightly(points, labels)) == {1, 9}
+    assert set(named_rightly(points, labels, points, labels)) == {1, 10}
+    assert set(named_rightly(points[:2], labels[:2])) == {1}
+
+
 # ---- against masks ---------------------------------------------------------------------------------------------------
 
 
@@ -231,14 +238,16 @@ def test_a_map_that_is_the_mask_outlines_it_and_its_contrary_does_not():
 @pytest.mark.parametrize(
     ("labels", "bank", "why"),
     [
-        ([3, 4, 3], [0, 1, 2], "no label of these pictures occurs among the training pictures"),
-        ([3, 4, 5], [], "no two of these pictures have the same label"),
+        ([3, 4, 3], [0, 1, 2], "no label of these pictures occurs among the training pictures: none could be named"),
+        ([3, 4, 5], [], "no two of these pictures have the same label: none could be named rightly"),
+        ([3, 4, 3], [4, 4], "all pictures to seek them among are of one class"),
+        ([3, 3, 3], [], "all pictures to seek them among are of one class"),
         ([3, 4, 3], [0, 4], None),
         ([3, 4, 3], [], None),
     ],
 )
-def test_neighbours_are_not_sought_where_none_could_be_of_the_right_class(labels, bank, why):
-    with pytest.raises(UserError, match=f"{why}: none could be named rightly") if why else nullcontext():
+def test_neighbours_are_not_sought_where_the_outcome_is_known_before(labels, bank, why):
+    with pytest.raises(UserError, match=why) if why else nullcontext():
         refuse_strangers(np.array(labels), np.array(bank, dtype=np.int64))
 
 
@@ -270,9 +279,8 @@ def test_a_run_is_tested_from_the_command_line(stressed):
 def test_what_was_found_can_be_read_again(stressed):
     said = json.loads((stressed[0] / "stress" / "test.json").read_text())
     found = Stressed.from_dict(said)
-    assert json.loads(json.dumps(found.to_dict())) == {
-        k: v for k, v in said.items() if k not in ("fingerprint", "seed")
-    }
+    about = ("fingerprint", "seed", "weights", "intervention")
+    assert json.loads(json.dumps(found.to_dict())) == {k: v for k, v in said.items() if k not in about}
     assert {curve.map for curve in found.curves} == {"gae", "gae, true class", "random"}
     curve = found.curves[0]
     assert curve.mean.value == pytest.approx(np.mean([one.value for one in curve.accuracy]))
@@ -307,7 +315,9 @@ def test_data_whose_classes_were_never_shown_have_no_neighbours_and_it_says_why(
     told = (data, *SHORT, "--tests", "neighbours", "masks", "--out", tmp_path)
     code, out, err = typed("stress", runs / "erm-0", *told)
     assert code == 0, err
-    assert "no neighbours: no label of these pictures occurs among the training pictures" in " ".join(out.split())
+    assert "neighbours: none were sought: no label of these pictures occurs among the training pictures" in " ".join(
+        out.split()
+    )
     said = json.loads((tmp_path / "stress" / "test.json").read_text())
     assert not said["neighbours"]
     assert said["masks"]

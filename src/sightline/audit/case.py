@@ -26,6 +26,7 @@ from ..methods.pdiscoformer import PartLearner
 from ..predict import answering_batches, needs_masks, shown, sight_for
 from ..screen import bar
 from ..sight import Method, Sight
+from .other_masks import with_other_masks
 
 LOOKED_AT = 32  # pictures at once, to be drawn
 
@@ -39,6 +40,7 @@ class Case:
     intervention: Intervention
     asked: Asked
     rows: Rows  # those of `asked`, with the model's classes
+    masks_from: str = ""  # in words, where they are not the data's own
 
     @property
     def method(self) -> Method:
@@ -95,7 +97,9 @@ def open_case(command: Audit) -> Case:
     if not command.intervention:
         found = Intervention(names=found.names)
     model = with_kept(model) if command.intervention else model
-    return Case(command, accelerator, model, parts, found, asked, rows)
+    at = rows.where(command.split)
+    rows, masks_from = with_other_masks(rows, at, command, model, asked, accelerator)
+    return Case(command, accelerator, model, parts, found, asked, rows, masks_from)
 
 
 @dataclass(eq=False)

@@ -28,6 +28,7 @@ def facts(case: Case) -> dict[str, str]:
         "Backbone": run["config"].get("backbone") or backbone.get("name") or "not known",
         "Data": f"{asked.rows.name}{'' if asked.own else ' (not those it was trained on)'}",
         "Fingerprint of the data": asked.fingerprint[:16],
+        "Masks": case.masks_from,
         "Weights chosen by": rule,
         "Seed": str(run.get("seed", "not known")),
         "Fingerprint of the weights": weights_sha256(cast(nn.Module, case.method))[:16],
@@ -35,7 +36,8 @@ def facts(case: Case) -> dict[str, str]:
         "Report written with": f"sightline {__version__}",
         "Intervention": intervention_words(case),
     }
-    said |= {"Trained by": training_command(case.model.run), "This report": report_command(case)}
+    more = ["--quick"] * case.command.quick
+    said |= {"Trained by": training_command(case.model.run), "This report": command_for(case, "audit", *more)}
     return {name: text for name, text in said.items() if text}
 
 
@@ -71,14 +73,16 @@ def training_command(run: Run) -> str:
     return shlex.join([*said, *flags(config, kind)])
 
 
-def report_command(case: Case) -> str:
+def command_for(case: Case, name: str, *more: str) -> str:
+    """That asks the same run about the same data."""
     said = case.command
     data = [] if said.data is None else [str(said.data)]
     layout = ["--layout", said.layout] if said.layout else []
     changed = [] if said.split == "test" else ["--split", said.split]
-    changed += ["--quick"] * said.quick + ["--no-intervention"] * (not said.intervention)
+    changed += [*more, *["--no-intervention"] * (not said.intervention)]
     changed += ["--seed", str(said.seed)] * (said.seed != 0)
-    return shlex.join(["sightline", "audit", str(said.run), *data, *layout, *changed])
+    changed += ["--masks", said.masks] if said.masks else []
+    return shlex.join(["sightline", name, str(said.run), *data, *layout, *changed])
 
 
 def kind_of(method: str, among: type[Train] = Train) -> type[Train] | None:

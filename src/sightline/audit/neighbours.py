@@ -44,23 +44,23 @@ def features(
 def named_rightly(
     queries: Tensor, labels: Tensor, bank: Tensor | None = None, bank_labels: Tensor | None = None
 ) -> dict[int, np.ndarray]:
-    """Per number of NEIGHBOURS bool [n]: whether those with the largest cosine name the right class, each counting by
-    exp(cosine / 0.07) (DINO, sec. 4.1). Without a bank they are the other queries."""
+    """Per number of NEIGHBOURS, or of as many as there are, bool [n]: whether those with the largest cosine name the
+    right class, each counting by exp(cosine / 0.07) (DINO, sec. 4.1). Without a bank they are the other queries."""
     others = queries if bank is None else bank
     known = labels if bank_labels is None else bank_labels
     most = min(max(NEIGHBOURS), len(others) - (bank is None))
     if most < 1:
         raise UserError("one picture alone has no neighbours")
     classes = int(max(known.max(), labels.max())) + 1
-    found: dict[int, list[Tensor]] = {k: [] for k in NEIGHBOURS}
+    found: dict[int, list[Tensor]] = {min(k, most): [] for k in NEIGHBOURS}
     for start in range(0, len(queries), AT_ONCE):
         some = queries[start : start + AT_ONCE]
         likeness = some @ others.T
         if bank is None:
             likeness[torch.arange(len(some)), start + torch.arange(len(some))] = -2
         near = likeness.topk(most, dim=1)
-        for k in NEIGHBOURS:
+        for k, parts in found.items():
             votes = torch.zeros(len(some), classes)
             votes.scatter_add_(1, known[near.indices[:, :k]], (near.values[:, :k] / 0.07).exp())
-            found[k].append(votes.argmax(dim=1) == labels[start : start + AT_ONCE])
+            parts.append(votes.argmax(dim=1) == labels[start : start + AT_ONCE])
     return {k: torch.cat(parts).numpy() for k, parts in found.items()}

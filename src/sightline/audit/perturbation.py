@@ -46,6 +46,15 @@ def explained(method: Method, images: Tensor, sight: Sight, name: str, classes: 
     return method.maps(images).get(name)
 
 
+def names_of_maps(method: Method, images: Tensor, sight: Sight) -> list[str]:
+    """Of all that `explained` finds, and of the one that is drawn at random."""
+    from ..where.relevance import MAPS, can_be_explained
+
+    relevance = MAPS if can_be_explained(method) else ()
+    of_sight = ["sight"] if map_of_sight(sight, (images.shape[2], images.shape[3])) is not None else []
+    return list(dict.fromkeys([*relevance, *of_sight, *method.maps(images), RANDOM]))
+
+
 def map_of_sight(sight: Sight, size: Size) -> Tensor | None:
     """How much of each patch may be seen, or is of a part; None where everything is seen by definition."""
     if sight.parts is not None:
@@ -190,7 +199,7 @@ def columns_of(labels: np.ndarray, answers: Mapping[str, np.ndarray]) -> dict[st
 
 
 def in_words(found: Sequence[Curve]) -> str:
-    """Which maps are more faithful than one drawn at random, in both directions."""
+    """Which maps are more faithful than one drawn at random, in both directions; nothing where there is no other."""
     verdicts: dict[str, list[str]] = {"surely": [], "not surely": [], "surely less": []}
     for name in dict.fromkeys(curve.map for curve in found if curve.gain is not None):
         gains = [curve.gain for curve in found if curve.map == name and curve.gain is not None]
@@ -199,5 +208,7 @@ def in_words(found: Sequence[Curve]) -> str:
         else:
             verdicts["surely less" if any(gain.high < 0 for gain in gains) else "not surely"].append(name)
     said = [f"{how}: {'; '.join(names)}" for how, names in verdicts.items() if names]
+    if not said:
+        return ""
     n = found[0].mean.n
     return f"More faithful than a random map, pixels going from either end ({n:,} pictures): {', '.join(said)}."

@@ -70,7 +70,7 @@ def supposed_sight(case: Case, chosen: np.ndarray, images: Tensor) -> tuple[Sigh
     if case.rows.masks is not None and all(case.rows.masks[i] for i in chosen):
         samples = [decode(case.rows, int(i), Canvas.of(case.model.expects)).mask for i in chosen]
         masks = torch.stack([mask for mask in samples if mask is not None]).to(images.device)
-        return Sight.of_pixels(masks, grid), "what lies outside the masks"
+        return Sight.of_pixels(masks, grid), f"what lies outside the masks {case.masks_from}".strip()
     generator = torch.Generator().manual_seed(case.command.seed)
     keep = torch.rand(len(images), *grid, generator=generator) < SHARE
     return Sight(keep=keep.to(images.device)), "three quarters of the patches, chosen by chance"

@@ -31,8 +31,9 @@ from ..shape import FromShape, label_from_shape
 from ..sight import cell_share
 from . import wording
 from .case import Case, counting, open_case
-from .facts import counts, facts
+from .facts import command_for, counts, facts
 from .gallery import Shown, css_colour, examples_of_swaps, galleries, jpeg_uri
+from .outlines import FIGURES as OUTLINES
 from .proof import prove
 from .stressed import Stressed
 from .survey import LeftOut, Presence, Survey, left_out, presence, survey
@@ -94,13 +95,16 @@ def audit(command: Audit) -> tuple[Path, str]:
 
 
 def default_path(case: Case) -> Path:
-    said, folder = case.command, case.model.run.folder
-    if not case.asked.own:
-        option = (said.layout or "").partition(":")[2]
-        named = ("on", case.asked.path.resolve().stem, option, case.asked.fingerprint[:8])
-        folder = folder / "-".join(filter(None, named))
-        make_folder(folder)
-    return folder / ("audit.html" if said.split == "test" else f"audit-{said.split}.html")
+    folder, split = folder_of(case), case.command.split
+    make_folder(folder)
+    return folder / ("audit.html" if split == "test" else f"audit-{split}.html")
+
+
+def folder_of(case: Case, changed: str = "") -> Path:
+    """The run's, or the one inside it that is for what was asked about other data, or of the `changed` model."""
+    option = (case.command.layout or "").partition(":")[2]
+    other = () if case.asked.own else ("on", case.asked.path.resolve().stem, option, case.asked.fingerprint[:8])
+    return case.model.run.folder / "-".join(filter(None, (*other, changed)))
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -241,7 +245,7 @@ def swapped(case: Case) -> Swapped:
         for k in range(examples)
     ]
     columns = cells if len(cells) <= MOST_COLUMNS else []
-    return Swapped(found, metrics, names, columns, wording.of_swaps(found), found.gap, drawn)
+    return Swapped(found, metrics, names, columns, wording.of_swaps(found, case.masks_from), found.gap, drawn)
 
 
 def side(pictures: Any) -> tuple[int, int]:
@@ -288,7 +292,7 @@ def localization(case: Case) -> Localized:
     found, source = known_localization(case), "localization.json of the run"
     if found is None:
         said, source = case.command, "measured for this report"
-        with bar("comparing with true masks", len(case.indices)) as tick:
+        with bar("comparing with masks", len(case.indices)) as tick:
             found = localize(
                 counting(case.method, tick), case.rows, case.indices, case.model.expects, case.accelerator,
                 batch=said.batch, workers=said.workers, cache=said.cache, seed=said.seed,
@@ -303,7 +307,8 @@ def localization(case: Case) -> Localized:
 def known_localization(case: Case) -> Localization | None:
     changed = case.model.run.facts.get("intervention", {}).get("folder", "")
     path = case.model.run.folder / changed / "localization.json"
-    if not case.asked.own or not path.exists() or path.stat().st_mtime < case.model.run.best.stat().st_mtime:
+    true = case.asked.own and not case.masks_from
+    if not true or not path.exists() or path.stat().st_mtime < case.model.run.best.stat().st_mtime:
         return None
     said = figures_before(path, case.asked).get("splits", {}).get(case.command.split)
     return None if said is None else Localization.from_dict(said)
@@ -311,11 +316,11 @@ def known_localization(case: Case) -> Localization | None:
 
 def stressed(case: Case) -> Stressed:
     """What `sightline stress` found of these weights."""
-    run, said = case.model.run, case.command
+    run = case.model.run
     changed = run.facts.get("intervention", {}).get("folder", "")
-    path = run.folder / changed / "stress" / f"{said.split}.json"
-    if not case.asked.own or not path.exists() or path.stat().st_mtime < run.best.stat().st_mtime:
-        raise UserError(f"tests of its maps take long, and were not made: `sightline stress {run.folder}`")
+    path = folder_of(case, changed) / "stress" / f"{case.command.split}.json"
+    if not path.exists() or path.stat().st_mtime < run.best.stat().st_mtime:
+        raise UserError(f"tests of its maps take long, and were not made: `{command_for(case, 'stress')}`")
     return Stressed.from_dict(figures_before(path, case.asked))
 
 
@@ -331,4 +336,4 @@ def render(context: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"percent": wording.percent, "points": wording.points, "minus": wording.minus}
-    return environment.get_template("report.html.j2").render(context | {"most_rows": MOST_ROWS})
+    return environment.get_template("report.html.j2").render(context | {"most_rows": MOST_ROWS, "outlines": OUTLINES})

@@ -4,32 +4,33 @@ relevance outline the thing? For any trained model and any of its maps, on its o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..assess import Asked, as_csv, data_asked_for, folder_for, make_folder, opened, save_plainly, with_classes_of
+from ..assess import data_asked_for, folder_for, opened, with_classes_of
 from ..config import Stress
 from ..data.batches import Batch
 from ..data.rows import Rows
 from ..errors import UserError
+from ..fingerprints import weights_sha256
 from ..load import Model
 from ..localize import figures_before
 from ..metrics import Estimate
 from ..predict import answering_batches, needs_masks, shown, sight_for
 from ..screen import bar
 from ..sight import Sight
-from .maps import as_seen, sheet
+from .maps import as_seen
 from .neighbours import features, named_rightly
+from .other_masks import with_other_masks
 from .outlines import PER_PICTURE, figures_of, outlined
 from .perturbation import (
     RANDOM,
@@ -37,15 +38,19 @@ from .perturbation import (
     curves,
     explained,
     mean_over,
+    names_of_maps,
     perturbed,
     predicted,
     random_maps,
 )
-from .stressed import Stressed, draw
+from .stress_files import Work, save
+from .stressed import Stressed
 from .subsets import Subsets, other_labels, sufficient, summary
 
 MOST_BANK = 20_000  # training pictures that neighbours are sought among
 EXAMPLES = 4  # pictures whose subsets are drawn
+NEED_MAPS = {"curves", "masks"}
+NEED_NO_ANSWERS = {"masks", "neighbours"}  # so data may be of any classes
 Columns = dict[str, np.ndarray]
 
 
@@ -61,6 +66,7 @@ class Bench:
     model: Model
     rows: Rows
     indices: np.ndarray
+    masks_from: str = ""  # in words, where they are not the data's own
     columns: Columns = field(default_factory=dict)  # per picture of `indices`, for the CSV file
     notes: list[str] = field(default_factory=list)
 
@@ -89,18 +95,23 @@ def stress(command: Stress) -> tuple[Stressed, Path]:
     if accelerator.num_processes > 1:
         raise UserError("explanations are tested by one process: run `sightline stress` without a launcher")
     asked = data_asked_for(command, model.run)
-    only_masks = set(command.tests) == {"masks"}  # which need no labels
-    rows = asked.rows if only_masks else with_classes_of(model, asked.rows, asked.path)
+    any_classes = set(command.tests) <= NEED_NO_ANSWERS
+    rows = asked.rows if any_classes else with_classes_of(model, asked.rows, asked.path)
     at = rows.where(command.split)
     if not len(at):
         raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
     path = folder_for(command, model.run, asked) / "stress" / f"{command.split}.json"
-    figures_before(path, asked)  # or it says that they are of other data
-    bench = Bench(command, accelerator, model, rows, drawn(at, command.limit or len(at), command.seed))
+    before = figures_before(path, asked)  # or it says that they are of other data
+    at = drawn(at, command.limit or len(at), command.seed)
+    rows, masks_from = with_other_masks(rows, at, command, model, asked, accelerator)
+    bench = Bench(command, accelerator, model, rows, at, masks_from)
     bench.columns["image"] = np.array([rows.images[i] for i in bench.indices], dtype=object)
     found, examples = examined(bench)
-    save(path, asked, bench, found, examples)
-    return found, path
+    about = {"fingerprint": asked.fingerprint, "seed": command.seed}
+    about["weights"] = weights_sha256(cast(nn.Module, model.method))
+    about["intervention"] = model.run.facts.get("intervention")
+    work = Work(command.tests, about, found, bench.columns, examples)
+    return save(path, work, before, pictures=command.pictures), path
 
 
 def refuse_hopeless(command: Stress) -> None:
@@ -117,6 +128,8 @@ def refuse_hopeless(command: Stress) -> None:
         raise UserError(f"--steps {command.steps}: at least 2, or nothing is taken away step by step")
     if not command.tests or not command.maps:
         raise UserError("nothing is asked for: name --tests and --maps")
+    if command.masks is not None and "masks" not in command.tests:
+        raise UserError(f"--masks {command.masks}: nothing is held against masks without `masks` among --tests")
 
 
 def drawn(indices: np.ndarray, limit: int, seed: int) -> np.ndarray:
@@ -134,14 +147,14 @@ def examined(bench: Bench) -> tuple[Stressed, dict[str, Tensor]]:
         try:
             found["subsets"], examples = sought(bench)
         except UserError as error:
-            bench.notes.append(f"no sufficient pixels: {error}")
+            bench.notes.append(f"subsets: none were sought: {error}")
     if "neighbours" in tests:
         try:
             found["neighbours"] = neighbours(bench)
         except UserError as error:
-            bench.notes.append(f"no neighbours: {error}")
+            bench.notes.append(f"neighbours: none were sought: {error}")
     about: Any = {"data": bench.rows.name, "split": bench.command.split, "n": len(bench.indices)}
-    return Stressed(**about, **found, notes=tuple(bench.notes)), examples
+    return Stressed(**about, **found, notes=tuple(sorted(bench.notes))), examples
 
 
 # ---- maps ------------------------------------------------------------------------------------------------------------
@@ -153,31 +166,37 @@ def looked_through(bench: Bench) -> dict[str, Any]:
     with_curves = "curves" in said.tests
     masked = "masks" in said.tests and rows.masks is not None and any(rows.masks[i] for i in bench.indices)
     if "masks" in said.tests and not masked:
-        bench.notes.append("no picture has a mask: nothing is said about what relevance outlines")
+        bench.notes.append(
+            "masks: no picture has one, so nothing is said about what relevance outlines; discover some with --masks "
+            "tokencut:BACKBONE"
+        )
     if not with_curves and not masked:
         return {}
-    labels, first, answers, outlines, truths = [], [], [], [], []
+    names, labels, first, answers, outlines, truths = None, [], [], [], [], []
     with bar("looking through maps", len(bench.indices)) as tick:
         for batch, told in bench.batches(bench.indices, masked):
             images, random = batch.images.float() / 255, partial(random_maps, batch.indices.tolist(), seed=said.seed)
             with bench.accelerator.autocast():
+                names = maps_there(bench, images, told) if names is None else names
+                if not names:
+                    return {}
                 if with_curves:
-                    whole, maps, some = perturbed(bench.model.method, images, told, batch.labels, said.maps, random)
+                    whole, maps, some = perturbed(bench.model.method, images, told, batch.labels, names, random)
                     labels.append(batch.labels.cpu().numpy())
                     first.append(whole.cpu().numpy())
                     answers.append({name: one.cpu().numpy() for name, one in some.items()})
                 else:
-                    maps = just_maps(bench, images, told, random)
+                    maps = just_maps(bench, images, told, names, random)
             if masked:
                 assert batch.masks is not None
                 truths.append(batch.masks.flatten(1).any(dim=1).cpu().numpy())
                 outlines.append({name: outlined(one.to(device), batch.masks) for name, one in maps.items()})
             if tick is not None:
                 tick(sum(map(len, truths if masked else labels)))
-    names = (answers or outlines)[0].keys()
-    if lacking := [name for name in said.maps if name not in names]:
-        bench.notes.append(f"this model has no map {', '.join(lacking)}")
-    found: dict[str, Any] = {"masks": held_against_masks(bench, outlines, np.concatenate(truths))} if masked else {}
+    found: dict[str, Any] = {}
+    if masked:
+        found["masks"] = held_against_masks(bench, outlines, np.concatenate(truths))
+        found["masks_from"] = bench.masks_from
     if with_curves:
         label, whole = np.concatenate(labels), np.concatenate(first)
         joined = {name: np.concatenate([some[name] for some in answers]) for name in answers[0]}
@@ -190,12 +209,31 @@ def looked_through(bench: Bench) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def just_maps(bench: Bench, images: Tensor, told: Tensor | None, random: Any) -> dict[str, Tensor]:
+def maps_there(bench: Bench, images: Tensor, told: Tensor | None) -> list[str]:
+    """Those asked for that this model has; a name that no model knows is refused, and so is a call in vain."""
+    from ..where.relevance import MAPS
+
+    method, asked = bench.model.method, bench.command.maps
+    has = names_of_maps(method, images, sight_for(method, images, told))
+    lacking = [name for name in asked if name not in has]
+    unknown = [name for name in lacking if name not in (*MAPS, "sight")]
+    in_vain = len(lacking) == len(asked) and set(bench.command.tests) <= NEED_MAPS
+    if unknown or in_vain:
+        raise UserError(f"--maps {' '.join(unknown or asked)}: this model has no such map; it has {', '.join(has)}")
+    if lacking:
+        bench.notes.append(f"maps: this model has no map {', '.join(lacking)}")
+    return [name for name in asked if name in has]
+
+
+@torch.no_grad()
+def just_maps(
+    bench: Bench, images: Tensor, told: Tensor | None, names: Sequence[str], random: Any
+) -> dict[str, Tensor]:
     from ..overlap import patch_grid
 
     method, maps = bench.model.method, {}
     sight = sight_for(method, images, told)
-    for name in bench.command.maps:
+    for name in names:
         if (one := explained(method, images, sight, name)) is not None:
             maps[name] = one
     return maps | {RANDOM: random(patch_grid(sight, maps, (images.shape[2], images.shape[3]))).to(images.device)}
@@ -206,10 +244,10 @@ def held_against_masks(
 ) -> dict[str, dict[str, Estimate]]:
     if left := int((~there).sum()):
         bench.notes.append(
-            f"left out of what relevance outlines, for want of a mask: {left:,} of {len(there):,} pictures"
+            f"masks: left out of what relevance outlines, for want of one: {left:,} of {len(there):,} pictures"
         )
     found = {}
-    for name in outlines[0]:
+    for name in outlines[0] if there.any() else ():
         columns = {k: torch.cat([some[name][k] for some in outlines]).cpu().numpy() for k in outlines[0][name]}
         found[name] = figures_of({k: column[there] for k, column in columns.items()})
         for k in PER_PICTURE:
@@ -288,30 +326,11 @@ def neighbours(bench: Bench) -> dict[str, Estimate]:
 
 
 def refuse_strangers(labels: np.ndarray, bank: np.ndarray) -> None:
-    """Pictures none of which has a neighbour of its class would all be named wrongly, whatever the features know."""
+    """Pictures none of which has a neighbour of its class would all be named wrongly, whatever the features know; and
+    where all neighbours are of one class, everything is named that."""
     if len(bank) and not np.isin(labels, bank).any():
         raise UserError("no label of these pictures occurs among the training pictures: none could be named rightly")
     if not len(bank) and len(np.unique(labels)) == len(labels) > 1:
         raise UserError("no two of these pictures have the same label: none could be named rightly")
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def save(path: Path, asked: Asked, bench: Bench, found: Stressed, examples: dict[str, Tensor]) -> None:
-    make_folder(path.parent)
-    about = {"fingerprint": asked.fingerprint, "seed": bench.command.seed}
-    save_plainly(path, json.dumps(about | found.to_dict(), indent=1, ensure_ascii=False) + "\n")
-    names = list(bench.columns)
-    lines = [dict(zip(names, map(brief, values), strict=True)) for values in zip(*bench.columns.values(), strict=True)]
-    save_plainly(path.with_suffix(".csv"), as_csv(names, lines))
-    if bench.command.pictures and examples:
-        sheet(examples).save(path.with_name(f"{path.stem}-subsets.png"))
-    if bench.command.pictures and found.curves:
-        draw(found, path.with_suffix(".png"))
-
-
-def brief(value: Any) -> Any:
-    if isinstance(value, float | np.floating):
-        return "" if np.isnan(value) else f"{value:.4g}"
-    return value
+    if len(np.unique(bank if len(bank) else labels)) == 1:
+        raise UserError("all pictures to seek them among are of one class: whatever features know, they name that one")

@@ -28,12 +28,13 @@ class Stressed:
     subsets: Subsets | None = None
     neighbours: dict[str, Estimate] = field(default_factory=dict)  # accuracy, by how many
     masks: dict[str, dict[str, Estimate]] = field(default_factory=dict)  # by map, each of FIGURES
-    notes: tuple[str, ...] = ()
+    masks_from: str = ""  # in words, where those are not the data's own
+    notes: tuple[str, ...] = ()  # each begins with the test that it is about
 
     @property
     def sentences(self) -> list[str]:
-        found = [in_words(self.curves)] if self.curves else []
-        return found + ([self.subsets.sentence] if self.subsets else [])
+        found = [in_words(self.curves), self.subsets.sentence if self.subsets else ""]
+        return [sentence for sentence in found if sentence]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"shares": list(SHARES), "sentences": self.sentences}
@@ -54,12 +55,13 @@ class Stressed:
         neighbours = {name: Estimate(**each) for name, each in values["neighbours"].items()}
         masks = {m: {name: Estimate(**each) for name, each in some.items()} for m, some in values["masks"].items()}
         about = {name: values[name] for name in ("data", "split", "n")}
-        notes = tuple(values["notes"])
+        notes, masks_from = tuple(values["notes"]), values.get("masks_from", "")
         return cls(**about, accuracy=one(values["accuracy"]), curves=tuple(curves), subsets=subsets,
-                   neighbours=neighbours, masks=masks, notes=notes)  # fmt: skip
+                   neighbours=neighbours, masks=masks, masks_from=masks_from, notes=notes)  # fmt: skip
 
     def tables(self) -> Iterator[Table]:
         """Maps while pixels turn black, maps against masks, and the rest; with 95 % intervals over pictures."""
+        from rich.markup import escape
         from rich.table import Table
 
         if self.curves:
@@ -70,7 +72,8 @@ class Stressed:
                 table.add_row(name, *(cell(one) for curve in pair for one in (curve.mean, curve.gain)))
             yield table
         if self.masks:
-            table = Table("held against masks", *FIGURES.values(), box=None, pad_edge=False)
+            against = escape(f"held against masks {self.masks_from}".strip())
+            table = Table(against, *FIGURES.values(), box=None, pad_edge=False)
             for name, some in self.masks.items():
                 table.add_row(name, *map(cell, some.values()))
             yield table

@@ -155,7 +155,8 @@ class Held:
         share = self.masks.flatten(1).float().mean(dim=1)
         both = (share > 0) & (share < 1)
         if not both.any():
-            what = "the masks are empty" if given else "the data have no masks, and the model's sight hides nothing"
+            sees_all = "the data have no masks, and the model's sight hides nothing; discover some with --masks"
+            what = "the masks are empty" if given else f"{sees_all} tokencut:BACKBONE"
             raise UserError(f"there is no telling foreground from background: {what}")
         left = int((~both).sum())
         why = "its mask" if given else "its sight"

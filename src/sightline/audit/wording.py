@@ -62,8 +62,12 @@ def overall(metrics: Metrics, split: str) -> str:
     return f"Over all {metrics.n:,} pictures of the {split} data it is right {share(metrics.accuracy)}."
 
 
-def of_swaps(found: Swaps) -> str:
-    """What another background does, and what is known without the foreground."""
+def of_swaps(found: Swaps, masks_from: str = "") -> str:
+    """What another background does, and what is known without the foreground; and by whose masks, if they are not the
+    data's own."""
+    if masks_from:
+        said = of_swaps(found)
+        return f"By masks {masks_from}: {said[0].lower()}{said[1:]}"
     alone = evaluate(found.answers["background"]).accuracy
     said = f"from the background alone it is right {share(alone)}."
     if "other" not in found.answers:

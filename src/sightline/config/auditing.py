@@ -15,6 +15,9 @@ class Audit(Evaluate):
     proved, and what happens if it stops looking there."""
 
     split: Literal["val", "test"] = "test"
+    masks: str | None = None
+    """In place of the data's own masks: a folder of masks with the pictures' paths; or masks made here once:
+    tokencut:BACKBONE, found:BACKBONE (no person drew any), u2net:FILE.onnx (supervised). What they are is said."""
     pictures: int = 200
     """Show at most this many pictures."""
     quick: bool = False

@@ -23,6 +23,9 @@ class Stress(Evaluate):
         "neighbours",
         "masks",
     )
+    masks: str | None = None
+    """In place of the data's own masks: a folder of masks with the pictures' paths; or masks made here once:
+    tokencut:BACKBONE, found:BACKBONE (no person drew any), u2net:FILE.onnx (supervised). What they are is said."""
     limit: int = 200
     """Pictures, drawn by --seed; 0 takes all."""
     subsets: int = 8
