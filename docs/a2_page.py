@@ -19,27 +19,29 @@ BEGINNING = """\
 
 A self-supervised ViT-S (S) and a supervised ViT-Ti (Ti), frozen: one looks, one answers; in `A² S>Ti`, S looks and Ti
 answers. Everything is of test pictures, in per cent with 95 % intervals over pictures; n = {n:,} unless a table says
-otherwise. A logistic regression has no seeds, and there is one pretrained backbone of each kind. S saw these
+otherwise. Verdicts on the paper's claims are in [the ledger](ledger.md); every row, with its command, in
+`benchmarks/results/{file}`.
+
+- Crops help where the features of whole pictures follow the background. On Waterbirds that is S (worst group {s_gain}
+  points over the whole picture); for the supervised Ti crops do not help there ({ti_gain}). Where each class has a
+  scene of its own, they help both.
+- Crops are only as good as where they look: true masks, moved bit by bit, show it.
+- Fewer are better where the scene gives the class away; without that, three or four are as good (S: no difference in
+  accuracy that can be told) or better (Ti, by a little).
+- Even the best crop shows what is around the bird. What hides every pixel around it, [iFAM](results.md), is far ahead
+  on the same pictures, but that compares a fine-tuned ViT with frozen ones: on the pixels of iFAM's parts, Ti has a
+  worst group of {tuned} fine-tuned and of {frozen} frozen, with a probe (one seed, `benchmarks/results/{matrix}`),
+  against {crops} on the crops of S.
+- Where the place is what is asked for, the adapter finds it ({adapted}), but the whole picture is at least as good
+  there ({whole}).
+
+How it was measured: a logistic regression has no seeds, and there is one pretrained backbone of each kind. S saw these
 photographs before, without labels. Which block and heads a backbone looks with was chosen, set by set, by
 class-balanced accuracy on validation data: {looks}.
 On scenes one to one and many to many, validation pictures follow the scenes of training, so what they choose may, too.
 Features were computed in bf16 on an H200, but for six rows of many to many (Ti: whole picture, tuned and plain, both
-centres, random, and A² with the last block) and two of N (whole picture, and A² with the last block), which a CPU
-computed in fp32; what that changes was not measured.
-Verdicts on the paper's claims are in [the ledger](ledger.md); every row, with its command, in
-`benchmarks/results/{file}`.
-
-The short of it: crops help where the features of whole pictures follow the background. On Waterbirds that is S (worst
-group {s_gain} points over the whole picture); for the supervised Ti, crops do not help there
-({ti_gain}). Where each class has a scene of its own, they help both. Crops are only as good as where
-they look (true masks, moved bit by bit, show it). Fewer are better where the scene gives the class away; without that,
-three or four are as good (S: no difference in accuracy that can be told) or better (Ti, by a little). Even the best
-crop shows what is around the bird. What hides every pixel around it, [iFAM](results.md), is far ahead on the same
-pictures, but that compares a fine-tuned ViT with frozen ones: on the pixels of iFAM's parts, Ti has a worst group of
-{tuned} fine-tuned and of {frozen} frozen, with a probe (one seed,
-`benchmarks/results/{matrix}`), against {crops} on the crops of S. Where the place is what is asked for,
-the adapter finds it ({adapted}), but the whole picture is at least as good there
-({whole}).
+centres, random, and A² with the last block) and two of N on Waterbirds (whole picture, and A² with the last block),
+which a CPU computed in fp32; what that changes was not measured.
 """
 COMMANDS = """\
 ## To run it
