@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,19 @@ import tyro
 
 from lanes import Job, as_typed, deadline_in, say, side_by_side, with_files
 from relevance_data import few_to_validate, imagenet_lines, lines_of, write_lines
-from relevance_rows import COST, HEADLINES, RATES, RULE, Row, beginnings, chosen, rates, same_as
+from relevance_rows import (
+    COST,
+    HEADLINES,
+    RATES,
+    RULE,
+    SELF_SUPERVISED,
+    STARTS,
+    Row,
+    beginnings,
+    chosen,
+    rates,
+    same_as,
+)
 from sightline.errors import UserError
 from waterbirds_rows import folder_of
 
@@ -272,22 +285,20 @@ def balanced_on(folder: Path, few: Path) -> float:
 
 
 def chosen_rates(setting: Setting, kind: str) -> dict[str, dict[str, Any]]:
-    """By method: the rate, and what was tried."""
-    start = setting.folder(Row(kind, "before" if kind == "imagenet" else "ERM", ""))
-    if not (start / "metrics.json").exists():
-        return {}
-    usual = balanced_on(start, setting.few)
-    found = {}
-    for method, name in FROM_A_METHOD.items():
+    """By method and what it begins with: the rate, and what was tried."""
+    names = {of: "before" if kind == "imagenet" else f"ERM{of}" for of in STARTS[kind]}
+    starts, found = {of: setting.folder(Row(kind, name, "")) for of, name in names.items()}, {}
+    usually = {of: balanced_on(start, setting.few) for of, start in starts.items() if (start / "metrics.json").exists()}
+    for (of, usual), (method, name) in product(usually.items(), FROM_A_METHOD.items()):
         score = "relevance" if method == "robustvit" else "balanced"
-        rows = {rate: Row(kind, f"{name}, rate {rate}", "") for rate in RATES[method]}
+        rows = {rate: Row(kind, f"{name}, rate {rate}{of}", "") for rate in RATES[method]}
         tried = {rate: line for rate, row in rows.items() if (line := best_line(setting.folder(row), score))}
         if not tried:
             continue
         cheap = [rate for rate in tried if score == "balanced" or tried[rate]["balanced"] >= usual - COST]
         rate = max(cheap, key=lambda rate: (round(tried[rate][score], 6), -float(rate)), default=min(tried, key=float))
         scores = {rate: {k: round(line[k], 5) for k in {score, "balanced"}} for rate, line in tried.items()}
-        found[method] = {"rate": rate, "rule": RULE, "tried": scores, "before": round(usual, 5)}
+        found[method + of] = {"rate": rate, "rule": RULE, "tried": scores, "before": round(usual, 5)}
     return found
 
 
@@ -295,7 +306,7 @@ def with_rates(rows: Iterable[Row], by: dict[str, dict[str, Any]]) -> list[tuple
     """Those whose rate is known."""
     found = []
     for row in rows:
-        known = by.get(row.line.split()[0])
+        known = by.get(row.line.split()[0] + SELF_SUPERVISED * row.name.endswith(SELF_SUPERVISED))
         if "RATE" not in row.line:
             found.append((row, None))
         elif known is not None:

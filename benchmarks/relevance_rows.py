@@ -6,7 +6,8 @@ that validation data chose.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import lanes
@@ -24,6 +25,8 @@ RULE = (
 CURVES, MASKS = ("curves", "masks", "neighbours"), ("masks", "neighbours")
 ALONE = ("curves",)  # of ImageNet's photographs: one of each class, so that no neighbour is of its class; without masks
 HEADLINES = ("RobustViT", "RRR", "GradMask", "MaskTune")
+SELF_SUPERVISED = ", S"  # ends the names of rows that begin with the self-supervised ViT-S
+STARTS = {"birds": ("", SELF_SUPERVISED), "cub": ("", SELF_SUPERVISED), "si": ("",), "imagenet": ("",)}
 SEEDS_OF = {"birds": (0, 1, 2), "cub": (0, 1), "si": (0,), "imagenet": (0, 1)}
 
 
@@ -93,8 +96,8 @@ def robustvit(masks: Masks, how: str = "", start: str = "ERM", rate: str = "RATE
     return f"robustvit --from '@{start}' {masks.flags} --epochs {masks.epochs} --lr {rate}{flags}"
 
 
-def penalised(method: str, masks: Masks, rate: str = "RATE") -> str:
-    return f"{method} --from @ERM {masks.flags} --epochs {masks.epochs} --batch 8 --lr {rate}"
+def penalised(method: str, masks: Masks, rate: str = "RATE", start: str = "ERM") -> str:
+    return f"{method} --from {shlex.quote(f'@{start}')} {masks.flags} --epochs {masks.epochs} --batch 8 --lr {rate}"
 
 
 # ---- what each set has -----------------------------------------------------------------------------------------------
@@ -105,8 +108,8 @@ def beginnings(kind: str) -> list[Row]:
     if kind == "imagenet":
         return [Row(kind, "before", BEFORE, tests=(*ALONE, "subsets"))]
     rows = each(kind, "ERM", ERM[kind], SEEDS_OF[kind], CURVES)
-    if kind == "birds":
-        rows += each(kind, "ERM, S", "erm --epochs 14 --lr 5e-5 --backbone SELF", (0,), CURVES)
+    if SELF_SUPERVISED in STARTS[kind]:
+        rows += each(kind, f"ERM{SELF_SUPERVISED}", ERM[kind].replace("TI", "SELF"), (0,), CURVES)
     return rows
 
 
@@ -115,10 +118,17 @@ def rates(kind: str) -> list[Row]:
     if kind == "imagenet":
         lines = {rate: f"{IMAGENET} --lr {rate}" for rate in RATES["robustvit"]}
         return [Row(kind, f"RobustViT, rate {rate}", line, tests=()) for rate, line in lines.items()]
-    masks = HEADLINE[kind]
-    rows = [Row(kind, f"RobustViT, rate {rate}", robustvit(masks, rate=rate)) for rate in RATES["robustvit"]]
-    for method, name in (("rrr", "RRR"), ("gradmask", "GradMask")):
-        rows += [Row(kind, f"{name}, rate {rate}", penalised(method, masks, rate)) for rate in RATES[method]]
+    masks, rows = HEADLINE[kind], []
+    for of in STARTS[kind]:
+        start = f"ERM{of}"
+        rows += [
+            Row(kind, f"RobustViT, rate {rate}{of}", robustvit(masks, start=start, rate=rate))
+            for rate in RATES["robustvit"]
+        ]
+        for method, name in (("rrr", "RRR"), ("gradmask", "GradMask")):
+            rows += [
+                Row(kind, f"{name}, rate {rate}{of}", penalised(method, masks, rate, start)) for rate in RATES[method]
+            ]
     return rows
 
 
@@ -142,9 +152,18 @@ def chosen(kind: str) -> list[Row]:
         rows += each(kind, f"RobustViT, {count.words}", robustvit(count), seeds)
     rows.append(Row(kind, "RobustViT, TokenCut", robustvit(masks, "--masks tokencut:SELF")))
     rows += [Row(kind, f"RobustViT, {how}", robustvit(masks, ABLATIONS[how])) for how in ABLATED[kind]]
-    if kind == "birds":
-        rows += each(kind, "RobustViT, S", robustvit(masks, start="ERM, S"), (0,), CURVES)
-    return rows
+    return rows + from_self_supervised(kind, counts if kind == "birds" else (masks,))
+
+
+def from_self_supervised(kind: str, counts: Sequence[Masks]) -> list[Row]:
+    of, masks = SELF_SUPERVISED, HEADLINE[kind]
+    start, rows = f"ERM{of}", []
+    for count in counts:
+        how = "" if count == masks else f", {count.words}"
+        rows += each(kind, f"RobustViT{how}{of}", robustvit(count, start=start), (0,), CURVES if not how else MASKS)
+    rows += each(kind, f"RRR{of}", penalised("rrr", masks, start=start), (0,))
+    rows += each(kind, f"GradMask{of}", penalised("gradmask", masks, start=start), (0,))
+    return rows + each(kind, f"MaskTune{of}", f"masktune --from {shlex.quote(f'@{start}')}", (0,))
 
 
 def same_as(row: Row) -> Row | None:
