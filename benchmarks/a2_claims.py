@@ -22,9 +22,9 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional
 
-from a2_evidence import Apart, Column, Contrast, Evidence, GainsMore, Localises, less
+from a2_evidence import Apart, Column, Contrast, Evidence, GainsMore, less
 from a2_family import SIZES, Members, knn, matched
-from a2_files import Duel, Supervised
+from a2_files import Duel, Localises, Supervised
 from a2_results import lines_in
 from a2_rows import COUNTS, MASSES, PLAIN_LOOK
 from claim_figures import Missing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from a2_files import content_of
 from a2_results import STRATA, displaced_in, distances_in, lines_in, mean_of, pictures_in, stratum
 from claim_figures import Missing
 from claims import FAILS, HOLDS, UNDECIDED, Finding, verdict
@@ -299,39 +297,6 @@ class GainsMore:
     def find(self, evidence: Evidence) -> Finding:
         figures, difference = gains_apart(evidence, self.kinds, less(self.ours, self.theirs), self.measure)
         return Finding(self.words, verdict(difference), figures, difference, decides=self.decides)
-
-
-@dataclass(frozen=True)
-class Localises:
-    """Whether a size trained with labels looks at the thing at all. It holds or is undecided: where nobody looks there
-    is nothing to compare, and nothing refuted."""
-
-    file: Path | None
-    size: str
-    decides: bool = True
-    rows: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        return f"family: mass of supervised {self.size} − mass of a map that is the same everywhere"
-
-    def find(self, evidence: Any) -> Finding:  # noqa: ARG002 (as for every test)
-        content = content_of(self.file, "no family was given: `pretrain.py family --out FILE`, then --pretrained FILE")
-        family = {one["size"]: one["supervised"]["mass"] for one in content["family"]}
-        if self.size not in family or "mass_of_even" not in content:
-            raise Missing(f"nobody has measured where supervised {self.size} looks, or what an even map has")
-        figures = {
-            name: Estimate(one["value"], *one["interval"], one["n"], "bootstrap over images")
-            for name, one in ((self.size, family[self.size]), ("even", content["mass_of_even"]))
-        }
-        ours, even = figures.values()
-        value, how = ours.value - even.value, "from two intervals, as of different pictures"
-        down = math.hypot(ours.value - ours.low, even.high - even.value)
-        up = math.hypot(ours.high - ours.value, even.value - even.low)
-        above = Estimate(value, value - down, value + up, ours.n, how, difference=True)
-        found = HOLDS if verdict(above) == HOLDS else UNDECIDED
-        note = how if found == HOLDS else f"{how}; it does not localise, so sizes cannot be compared by where they look"
-        return Finding(self.words, found, figures, above, decides=self.decides, note=note)
 
 
 def less(ours: str, theirs: str, part: str = "all") -> tuple[Term, Term]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from claim_figures import Missing
-from claims import Finding, verdict
+from claim_figures import Missing, apart
+from claims import HOLDS, UNDECIDED, Finding, verdict
 from sightline.metrics import Estimate
 
 
@@ -39,10 +39,22 @@ class Duel:
         return Finding(f"{content['data']}, {self.words}", verdict(gain), figures, gain, note=duel["rule"])
 
 
+OF_INTERVALS = "from two intervals, as of different pictures"
+
+
+def family_in(file: Path | None) -> tuple[dict[str, Estimate], dict[str, Any]]:
+    """Attention's mass on the thing, of sizes trained with labels; and all else that the file says."""
+    content = content_of(file, "no family was given: `pretrain.py family --out FILE`, then --pretrained FILE")
+    return {one["size"]: estimated(one["supervised"]["mass"]) for one in content["family"]}, content
+
+
+def estimated(known: dict[str, Any]) -> Estimate:
+    return Estimate(known["value"], *known["interval"], known["n"], "bootstrap over images")
+
+
 @dataclass(frozen=True)
 class Supervised:
-    """Attention's mass on the thing, of two sizes trained with labels. The file has intervals, not pictures, so the
-    difference is held against the spread of both, as if they had seen different pictures: wider than it need be."""
+    """Attention's mass on the thing, of two sizes trained with labels."""
 
     file: Path | None
     ours: str
@@ -57,20 +69,36 @@ class Supervised:
         return f"family: mass of supervised {self.ours} − mass of supervised {self.theirs}{margin}"
 
     def find(self, evidence: Any) -> Finding:  # noqa: ARG002 (as for every test)
-        lacking = "no family was given: `pretrain.py family --out FILE`, then --pretrained FILE"
-        family = {one["size"]: one["supervised"]["mass"] for one in content_of(self.file, lacking)["family"]}
+        family, _ = family_in(self.file)
         if missing := {self.ours, self.theirs} - family.keys():
             raise Missing(f"nobody has measured where supervised {sorted(missing)[0]} looks")
-        figures = {size: self._estimate(family[size]) for size in (self.ours, self.theirs)}
-        a, b = figures.values()
-        value = a.value - b.value
-        below, above = (
-            (x**2 + y**2) ** 0.5 for x, y in ((a.value - a.low, b.high - b.value), (a.high - a.value, b.value - b.low))
+        figures = {size: family[size] for size in (self.ours, self.theirs)}
+        gain = apart(*figures.values(), family[self.ours].n, OF_INTERVALS)
+        return Finding(
+            self.words, verdict(gain, self.margin), figures, gain, self.margin, self.decides, note=OF_INTERVALS
         )
-        how = "from two intervals, as of different pictures"
-        gain = Estimate(value, value - below, value + above, a.n, how, difference=True)
-        return Finding(self.words, verdict(gain, self.margin), figures, gain, self.margin, self.decides, note=how)
 
-    @staticmethod
-    def _estimate(known: dict[str, Any]) -> Estimate:
-        return Estimate(known["value"], *known["interval"], known["n"], "bootstrap over images")
+
+@dataclass(frozen=True)
+class Localises:
+    """Whether a size trained with labels looks at the thing at all. It holds or is undecided: where nobody looks there
+    is nothing to compare, and nothing refuted."""
+
+    file: Path | None
+    size: str
+    decides: bool = True
+    rows: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        return f"family: mass of supervised {self.size} − mass of a map that is the same everywhere"
+
+    def find(self, evidence: Any) -> Finding:  # noqa: ARG002 (as for every test)
+        family, content = family_in(self.file)
+        if self.size not in family or "mass_of_even" not in content:
+            raise Missing(f"nobody has measured where supervised {self.size} looks, or what an even map has")
+        figures = {self.size: family[self.size], "even": estimated(content["mass_of_even"])}
+        above = apart(*figures.values(), family[self.size].n, OF_INTERVALS)
+        found = HOLDS if verdict(above) == HOLDS else UNDECIDED
+        lost = "; it does not localise, so sizes cannot be compared by where they look" * (found != HOLDS)
+        return Finding(self.words, found, figures, above, decides=self.decides, note=OF_INTERVALS + lost)

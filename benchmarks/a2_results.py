@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from a2_rows import RULE
 from sightline.answers import Answers
 from sightline.compare import compare
 from sightline.compare import verdict as said_of
@@ -169,9 +170,17 @@ def show_all(found: Found, *, markdown: bool) -> None:
 def record_all(path: Path, found: Found, note: str) -> None:
     from record import record
 
-    record(
-        path, "cpu", ({"note": note} if note else {}) | {"sets": {name: in_short(one) for name, one in found.items()}}
-    )
+    sets = {name: with_looks_once(in_short(one)) for name, one in found.items()}
+    record(path, "cpu", ({"note": note} if note else {}) | {"looks_chosen_by": RULE, "sets": sets})
+
+
+def with_looks_once(found: dict[str, Any]) -> dict[str, Any]:
+    """What was tried before a look was chosen is the same in every row of a backbone: it is said once."""
+    tried = {}
+    for row in (row for row in found["rows"] if "look" in row):
+        tried[row["row"].removeprefix("A2 ").partition(">")[0]] = row["look"]["tried"]
+        row["look"] = {"chosen": row["look"]["chosen"]}
+    return found | ({"looks_tried": tried} if tried else {})
 
 
 SAID = {"val": ("balanced",), "test": ("accuracy", "mean_of_groups", "worst_group", "groups")}

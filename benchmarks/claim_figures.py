@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,15 @@ def gain(blocks: Sequence[np.ndarray], cells: np.ndarray, weights: np.ndarray, *
     several = sum(block.shape[1] for block in blocks) > 2
     how = "paired bootstrap over images" + (f" and over {'pairs of ' * by_seed}seeds" if several else "")
     return Estimate(one.mean() - other.mean(), low, high, len(cells), how, difference=True)
+
+
+def apart(ours: Estimate, theirs: Estimate, n: int, how: str) -> Estimate:
+    """A difference of which only the intervals of both sides are known: held against the spread of both, as of
+    different pictures, which is wider than need be where they are the same."""
+    value = ours.value - theirs.value
+    down = math.hypot(ours.value - ours.low, theirs.high - theirs.value)
+    up = math.hypot(ours.high - ours.value, theirs.value - theirs.low)
+    return Estimate(value, value - down, value + up, n, how, difference=True)
 
 
 def label_from_shape(runs: Runs, ours: str, theirs: str) -> Pair:

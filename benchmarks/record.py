@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+
+NUMBERS = re.compile(r"\[\s[-\d.,e\s]+\]")  # lists of them, such as intervals, which are read in one line
 
 
 def record(path: Path, device: str, content: dict[str, Any]) -> None:
@@ -24,7 +27,8 @@ def record(path: Path, device: str, content: dict[str, Any]) -> None:
         "torch": torch.__version__,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(facts | content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(facts | content, indent=1, ensure_ascii=False) + "\n"
+    path.write_text(NUMBERS.sub(lambda found: " ".join(found[0].split()), text), encoding="utf-8")
 
 
 def _git(*arguments: str) -> str:

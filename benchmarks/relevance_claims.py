@@ -7,7 +7,6 @@ It reads answers and measurements, and needs neither weights nor pictures. Verdi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional
 
+from claim_figures import apart
 from claims import NOT_RUN, Claim, Finding, conclude, verdict
 from record import record
 from relevance_evidence import CORRECT, WORST, Evidence, subsets_of, versus
@@ -123,11 +123,7 @@ class AsMuch:
             sides = (self.ours, CORRECT), (self.theirs, CORRECT)
             _, gains[word], seeds = versus(evidence, self.kind, *sides, f"{self.part}, {word}")
         new, old = gains.values()
-        value = new.value - old.value
-        down = math.hypot(new.value - new.low, old.high - old.value)
-        up = math.hypot(new.high - new.value, old.value - old.low)
-        how = "from the intervals of both gains"
-        difference = Estimate(value, value - down, value + up, new.n + old.n, how, difference=True)
+        difference = apart(new, old, new.n + old.n, "from the intervals of both gains")
         figures: dict[str, Any] = {f"gain, {word}": one for word, one in gains.items()}
         found = verdict(difference, self.margin)
         return Finding(self.words, found, figures, difference, self.margin, self.decides, seeds)

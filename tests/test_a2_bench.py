@@ -21,7 +21,7 @@ import a2
 import crop_search
 import lanes
 from a2_jobs import MovedMasks, Setting, command_of, moved_masks
-from a2_results import collect, lines_in, mean_of, pictures_in
+from a2_results import collect, lines_in, mean_of, pictures_in, record_all
 from a2_rows import Backbone, Look, Row, first_go, second_go
 
 ROWS = (
@@ -143,6 +143,16 @@ def test_everything_asked_for_is_there_and_is_not_done_again(asked, done, monkey
 
     monkeypatch.setattr(lanes, "one_process", again)
     a2.run(asked)
+
+
+def test_a_result_file_says_once_what_was_tried_and_intervals_in_one_line(done, tmp_path):
+    found = collect(done)
+    record_all(tmp_path / "a2.json", found, "")
+    text = (tmp_path / "a2.json").read_text()
+    birds = json.loads(text)["sets"]["birds"]
+    assert birds["looks_tried"]["N"] == next(row for row in found["birds"]["rows"] if "look" in row)["look"]["tried"]
+    assert {tuple(row["look"]) for row in birds["rows"] if "look" in row} == {("chosen",)}
+    assert '"interval": [ 0' in text
 
 
 def test_the_look_is_chosen_by_validation_data_and_the_row_says_so(done):

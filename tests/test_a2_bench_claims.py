@@ -15,9 +15,9 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import a2_claims
 from a2_claims import PHOTOGRAPHS, claims_about
-from a2_evidence import Apart, Column, Contrast, Evidence, GainsMore, Localises, contrast, inside, less
+from a2_evidence import Apart, Column, Contrast, Evidence, GainsMore, contrast, inside, less
 from a2_family import Members, knn, matched
-from a2_files import Duel, Supervised
+from a2_files import Duel, Localises, Supervised
 from a2_results import stratum
 from claims import FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED, Claim, conclude, find
 from waterbirds_rows import folder_of
