@@ -2,9 +2,10 @@
 
     for set in cub-swapped spurious-object waterbirds mixed; do
         sightline data $set --cub PACKS --scenes PACKS --out data/$set; done
+    sightline data spurious-object --objects post tag --correlation 1 --cub PACKS --out data/pair
     python benchmarks/interventions.py --estimate
-    python benchmarks/interventions.py --cub data/cub-swapped --object data/spurious-object --birds data/waterbirds \\
-        --mixed data/mixed --packs PACKS --backbone vit_ti16_augreg_in1k.safetensors --minutes 9
+    python benchmarks/interventions.py --cub data/cub-swapped --object data/spurious-object --pair data/pair \\
+        --birds data/waterbirds --mixed data/mixed --packs PACKS --backbone vit_ti16_augreg_in1k.safetensors --minutes 9
     python benchmarks/interventions.py --collect --out benchmarks/results/interventions_h200.json
     python benchmarks/interventions_claims.py runs/interventions --out benchmarks/results/claims_interventions.json
 
@@ -29,13 +30,13 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from interventions_rows import ABLATIONS, ALONE, BUILDS, FIRST, MORE_SEEDS, SETS, Row, rows_of
+from interventions_rows import ABLATIONS, ALONE, BUILDS, FIRST, MORE_SEEDS, SETS, WITH_OBJECTS, Row, rows_of
 from lanes import Job, as_typed, deadline_in, say, side_by_side
 from sightline.errors import UserError
 from waterbirds_rows import folder_of
 
 TURNS = {"first": FIRST, "seeds": MORE_SEEDS, "ablations": ABLATIONS, "timed": ALONE}
-NOISE_ROW = "iFAM K=8"  # on the set with objects
+NOISE_ROW = "iFAM K=8"  # on the sets with objects
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Interventions:
     """`sightline data cub-swapped`."""
     object: Path | None = None
     """`sightline data spurious-object`."""
+    pair: Path | None = None
+    """`sightline data spurious-object --objects post tag --correlation 1`."""
     birds: Path | None = None
     """`sightline data waterbirds`."""
     mixed: Path | None = None
@@ -146,7 +149,7 @@ def do(config: Interventions, row: Row) -> dict[str, Any]:
             read_run(path).note(benchmark={"set": row.set, "row": row.name, "line": row.line, "cost": cost})
         trained = time.perf_counter() - began
         if row.interventions and not is_measured(path):
-            noise = config.noise if (row.set, row.name, row.seed) == ("object", NOISE_ROW, 0) else 0
+            noise = config.noise if (row.name, row.seed) == (NOISE_ROW, 0) and row.set in WITH_OBJECTS else 0
             how = How(
                 row.set, config.packs, noise, workers=config.workers, cache=cache_of(config), device=config.device
             )
@@ -237,7 +240,7 @@ def main() -> None:
         return
     if not config.collect:
         if not config.backbone or not with_data(config, rows):
-            raise UserError("--backbone and at least one of --cub, --object, --birds, --mixed: name them")
+            raise UserError("--backbone and at least one of --cub, --object, --pair, --birds, --mixed: name them")
         do_all(config, with_data(config, rows), deadline_in(config.minutes))
     found = collect(config, rows)
     show(found)

@@ -188,7 +188,7 @@ def table_of(evidence: Evidence, kind: str, row: str) -> dict[str, Any]:
     searched = {
         seed: {
             "searches": {name: s["sentence"] for name, s in found["searches"].items()},
-            **{name: found.get(name) for name in ("object", "noise") if found.get(name)},
+            **{name: found.get(name) for name in ("objects", "noise") if found.get(name)},
         }
         for seed, path in folders.items()
         if (path / FOUND).exists() and (found := json.loads((path / FOUND).read_text(encoding="utf-8")))["searches"]

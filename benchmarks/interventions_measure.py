@@ -131,18 +131,21 @@ class Desk:
             }
             noise = on_noise(answers, self.parts, far, self.how.noise) if self.how.noise else None
         said = {"thresholds": thresholds, "searches": {name: in_words(one) for name, one in searches.items()}}
-        return said | {"object": self.part_of_object(), "noise": noise}
+        return said | {"objects": self.parts_of_objects(), "noise": noise}
 
     @torch.no_grad()
-    def part_of_object(self) -> dict[str, Any] | None:
-        """Of the drawn things' pixels on validation pictures, the share that each part has; and of each part's."""
+    def parts_of_objects(self) -> dict[str, Any] | None:
+        """By drawn thing: of its pixels on validation pictures, the share that each part has; and of each part's."""
         masks = column_of(self.rows, "object_mask")
-        rows = replace(self.rows, masks=masks) if masks else self.rows
-        val = [i for i in self.rows.where("val").tolist() if masks and masks[i]]
-        if not val:
+        val = np.array([i for i in self.rows.where("val").tolist() if masks and masks[i]])
+        if not len(val):
             return None
+        rows = replace(self.rows, masks=masks)
+        return {thing: self.parts_on(rows, some) for thing, some in by_attribute(rows, val).items()}
+
+    def parts_on(self, rows: Rows, indices: np.ndarray) -> dict[str, Any]:
         on_object, own, pixels = torch.zeros(self.parts), torch.zeros(self.parts), 0
-        with self.batches(np.array(val), rows, masks=True) as batches:
+        with self.batches(indices, rows, masks=True) as batches:
             for batch in batches.epoch(0):
                 batch = batch.to(self.accelerator.device)
                 images = batch.images.float() / 255
@@ -159,7 +162,7 @@ class Desk:
             "part": int(np.argmax(shares)),
             "share_of_the_object": shares,
             "share_of_the_part": (on_object / own.clamp(min=1)).tolist(),
-            "n": len(val),
+            "n": len(indices),
         }
 
     # ---- on test data ------------------------------------------------------------------------------------------------

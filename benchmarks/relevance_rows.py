@@ -161,9 +161,9 @@ def from_self_supervised(kind: str, counts: Sequence[Masks]) -> list[Row]:
     for count in counts:
         how = "" if count == masks else f", {count.words}"
         rows += each(kind, f"RobustViT{how}{of}", robustvit(count, start=start), (0,), CURVES if not how else MASKS)
-    rows += each(kind, f"RRR{of}", penalised("rrr", masks, start=start), (0,))
-    rows += each(kind, f"GradMask{of}", penalised("gradmask", masks, start=start), (0,))
-    return rows + each(kind, f"MaskTune{of}", f"masktune --from {shlex.quote(f'@{start}')}", (0,))
+    for method, name in (("rrr", "RRR"), ("gradmask", "GradMask")):
+        rows += each(kind, f"{name}{of}", penalised(method, masks, start=start), (0,), CURVES)
+    return rows + each(kind, f"MaskTune{of}", f"masktune --from {shlex.quote(f'@{start}')}", (0,), CURVES)
 
 
 def same_as(row: Row) -> Row | None:
