@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sightline.config import A2Adapter
+from sightline.config import A2Adapter, Ifam
 from sightline.data.batches import FromCache
 from sightline.methods.erm import Classifier
 from sightline.train import train
@@ -40,6 +40,12 @@ def test_no_step_of_training_waits_for_the_device(toy, tmp_path, monkeypatch, au
     folder = train(small(toy, tmp_path / "run", epochs=1, **told))
     assert calls.count("take_step") == 3
     assert {"FromCache.__call__", "Learner.lesson"} < {*calls}
+    assert log_of(folder)[0]["loss"] > 0
+
+
+def test_a_mask_learns_through_a_frozen_second_stage(toy, tmp_path):
+    told = {"freeze_predictor": True, "sight": "patches", "parts": 2, "precision": "bf16", "device": "cuda"}
+    folder = train(Ifam(toy, backbone="random:nano", out=tmp_path / "run", epochs=1, batch=8, workers=0, **told))
     assert log_of(folder)[0]["loss"] > 0
 
 

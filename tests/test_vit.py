@@ -165,6 +165,21 @@ def test_pixel_weights_are_differentiable_and_agree_with_the_exact_form():
     assert weights.grad[~pixels].abs().sum() > 0, "hidden pixels must hear that they would have helped"
 
 
+def test_weighted_hiding_of_a_frozen_vit_keeps_what_the_gradient_takes():
+    """CUDA's attention keeps it only if its queries, keys or values ask for a gradient."""
+    vit, asked = small_vit().requires_grad_(False), []
+    for block in vit.blocks:
+        block.norm1.register_forward_hook(lambda module, given, made: asked.append(made.requires_grad))
+    keep = torch.rand(2, 4, 4, requires_grad=True)
+    images = torch.rand(2, 3, 32, 32)
+    vit(images, keep).cls.sum().backward()
+    assert all(asked)
+    assert keep.grad.abs().min() > 0
+    asked.clear()
+    vit(images, keep.detach())
+    assert not any(asked)
+
+
 def test_weighted_hiding_reaches_hidden_patches_in_bfloat16():
     vit, images = in_dtype(small_vit(), torch.bfloat16), torch.rand(2, 3, 32, 32)
     keep = (torch.rand(2, 4, 4) < 0.5).float().requires_grad_()

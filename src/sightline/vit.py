@@ -168,6 +168,8 @@ class ViT(nn.Module):
                 bias = self._over_keys(scores_of(keep))
 
         x, rotary = self._embed(pixels, positions)
+        if bias is not None and bias.requires_grad:
+            x.requires_grad_()  # also where nothing else does: CUDA's attention asks q, k and v whether to keep sums
         seen = []
         for index, block in enumerate(self.blocks):
             x, seen_here = block(x, bias, rotary, {what for what, layers in asked.items() if index in layers})
