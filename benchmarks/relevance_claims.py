@@ -259,7 +259,11 @@ TESTS: dict[str, Tests] = {
     "R12": (
         Versus("birds", "RobustViT, S", "ERM, S", WORST),
         Versus("birds", "RobustViT, S", "ERM, S", part="shifted"),
-        Versus("birds", "RobustViT, S", "ERM, S", part="usual", margin=-SMALL, decides=False),
+        Versus("cub", "RobustViT, S", "ERM, S", part="shifted"),
+        *(
+            Versus(kind, "RobustViT, S", "ERM, S", part="usual", margin=-SMALL, decides=False)
+            for kind in ("birds", "cub")
+        ),
     ),
 }  # fmt: skip
 CLAIMS = tuple(Claim(*KNOWN[id][:3], tests=tests) for id, tests in TESTS.items())

@@ -8,7 +8,9 @@ from birds_tables import figure, read, table
 
 FILE = "relevance_h200.json"
 SETS = {"birds": "Waterbirds", "cub": "200 species", "si": "SI-Score-like", "imagenet": "ImageNet photographs"}
-ROWS = ("ERM", "before", "RobustViT", "RRR", "GradMask", "MaskTune")
+HEADLINES = ("RobustViT", "RRR", "GradMask", "MaskTune")
+SELF_SUPERVISED = ", S"
+ROWS = ("ERM", "before", *HEADLINES, f"ERM{SELF_SUPERVISED}", *(name + SELF_SUPERVISED for name in HEADLINES))
 FIGURES = {
     "accuracy": "accuracy", "usual": "accuracy, usual", "shifted": "accuracy, shifted", "worst group": "worst group",
     "relevance inside the mask": "mass gae", "10 neighbours": "10 neighbours",
@@ -61,7 +63,8 @@ def variants(results: Path) -> str:
         pairs = {pair["row"].removeprefix("RobustViT, "): pair for pair in found["paired"]}
         rate = next(row["rate"]["rate"] for row in found["rows"] if row["row"] == "RobustViT")
         shown = {"as published, seed 0": pairs[f"rate {rate}"]}
-        shown |= {k: v for k, v in pairs.items() if v["row"] == f"RobustViT, {k}" and not k.startswith("rate ")}
+        others = {k: v for k, v in pairs.items() if v["row"] == f"RobustViT, {k}" and v["row"] not in ROWS}
+        shown |= {k: v for k, v in others.items() if not k.startswith("rate ")}
         for words, pair in shown.items():
             said = [figure(pair.get(key), "+") for key in GAINS.values()]
             lines.append([SETS[kind], words, str(pair["seeds"]), *said])
