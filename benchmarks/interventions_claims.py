@@ -18,20 +18,17 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional
 
-from claim_figures import Missing
-from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, Claim, Finding, conclude, verdict
-from interventions_evidence import PLAIN, Evidence, Term, contrast
+from claims import NOT_RUN, Claim, Finding, conclude
+from interventions_evidence import PLAIN, Evidence, Term
+from interventions_kinds import NEAR, Contrast, Costs, Faster, SilentOnNoise, TookTheObject
 from interventions_rows import ABLATED, DROPOUTS, QUANTILES, SETS, WITH_OBJECTS, rows_of
 from record import record
 from sightline.errors import UserError
-from sightline.intervals import wilson
 from sightline.metrics import Estimate
 from untested_claims import OURS, UNTESTED
-from waterbirds_results import facts_of
 
 CLAIMED = [f"F{number}" for number in range(8, 24)]
 KNOWN = {one[0]: one for one in UNTESTED}
-NEAR = 1.6  # times the cost of one dense ViT; the first stage alone is one
 RULE = (
     "A test holds when the 95 % interval of its difference lies above the margin, fails when it lies below, and is "
     "undecided when it spans it; a claim fails when one of its deciding tests fails, holds when all hold, and is "
@@ -43,142 +40,6 @@ RULE = (
     "What is left out was chosen on validation data; fixed quantiles were not chosen at all. Costs are near each other "
     f"when one is at most {NEAR} times the other, which is our word; costs and speeds have no interval."
 )
-
-
-# ---- kinds of tests --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """A weighted sum of rows' figures, on the same pictures."""
-
-    kind: str  # the set
-    terms: tuple[Term, ...]
-    measure: str = "accuracy"  # or: worst group, IoU, gap
-    margin: float = 0.0
-    decides: bool = True
-    rows: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        signs = {1.0: "+", -1.0: "−"}
-        said = " ".join(f"{signs[term.weight]} {term.words}" for term in self.terms).removeprefix("+ ")
-        part = f" on {self.terms[0].part}" * (self.terms[0].part != "all")
-        return f"{self.kind}, {self.measure}{part}: {said}{f' > {100 * self.margin:+g} points' * bool(self.margin)}"
-
-    def find(self, evidence: Evidence) -> Finding:
-        figures, difference = contrast(evidence, self.kind, self.terms, self.measure)
-        seeds = {term.row: len(evidence.folders(self.kind, term.row)) for term in self.terms}
-        found = verdict(difference, self.margin)
-        return Finding(self.words, found, figures, difference, self.margin, self.decides, seeds)
-
-
-@dataclass(frozen=True)
-class TookTheObject:
-    """Whether what the search leaves out first, of parts alone, is the part that a drawn object is in."""
-
-    kind: str
-    row: str
-    decides: bool = True
-    rows: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        return f"{self.kind}: of {self.row}, the part left out first is one that took an object"
-
-    def find(self, evidence: Evidence) -> Finding:
-        cases = {}
-        for seed, one in evidence.found(self.kind, self.row).items():
-            if things := one.get("objects"):
-                took = {thing: {"part": known["part"], "share": max(known["share_of_the_object"])}
-                        for thing, known in things.items()}  # fmt: skip
-                tried = one["searches"]["parts"]
-                first = max(tried["trials"], key=lambda trial: trial["score"])["drop"] if tried["drop"] else []
-                cases[f"seed {seed}"] = {"left_out": tried["drop"], "first": first, "of_objects": took}
-        if not cases:
-            raise Missing(f"{self.row}: no objects were looked for")
-        taken = [{known["part"] for known in one["of_objects"].values()} for one in cases.values()]
-        right = sum(bool(some & {*one["first"]}) for some, one in zip(taken, cases.values(), strict=True))
-        silent = sum(not one["left_out"] for one in cases.values())
-        found = HOLDS if right == len(cases) else FAILS if right + silent < len(cases) else UNDECIDED
-        note = f"{right} of {len(cases)} runs; in {silent} nothing surely helped"
-        return Finding(self.words, found, cases, decides=self.decides, seeds={self.row: len(cases)}, note=note)
-
-
-@dataclass(frozen=True)
-class SilentOnNoise:
-    """With shuffled labels the search should find something in at most one of twenty cases."""
-
-    kind: str
-    row: str
-    decides: bool = True
-    rows: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        return f"{self.kind}: with shuffled labels, the search on {self.row} finds nothing"
-
-    def find(self, evidence: Evidence) -> Finding:
-        known = [one["noise"] for one in evidence.found(self.kind, self.row).values() if one.get("noise")]
-        if not known:
-            raise Missing(f"{self.row}: not searched with shuffled labels")
-        found, searches = (sum(one[key] for one in known) for key in ("found_something", "searches"))
-        low, _ = wilson(found, searches)
-        said = FAILS if low > 0.05 else HOLDS if found / searches <= 0.05 else UNDECIDED
-        return Finding(self.words, said, {"found": found, "searches": searches}, decides=self.decides)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """GFLOPs of a row against those of another, of the same backbone: no interval, 16 pictures each."""
-
-    kind: str
-    ours: str
-    dense: str
-    most: float = NEAR
-    decides: bool = True
-    rows: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        return f"{self.kind}: GFLOPs of {self.ours} are at most {self.most:g} times those of {self.dense}"
-
-    def find(self, evidence: Evidence) -> Finding:
-        spent = {}
-        for row in (self.ours, self.dense):
-            path = next(iter(evidence.folders(self.kind, row).values()))
-            cost = facts_of(path).get("benchmark", {}).get("cost")
-            if cost is None:
-                raise Missing(f"{path.name}: nobody has counted what an answer costs")
-            spent[row] = cost["gflops"]
-        ratio = spent[self.ours] / spent[self.dense]
-        found = HOLDS if ratio <= self.most else FAILS
-        return Finding(self.words, found, spent, decides=self.decides, note=f"{ratio:.2f} times")
-
-
-@dataclass(frozen=True)
-class Faster:
-    """Pictures per second in training, each run alone on the GPU."""
-
-    ours: str
-    theirs: str
-    decides: bool = True
-    rows: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        return f"birds: {self.ours} trains faster than {self.theirs}"
-
-    def find(self, evidence: Evidence) -> Finding:
-        speed = {}
-        for row in (self.ours, self.theirs):
-            known = facts_of(next(iter(evidence.folders("birds", row).values()))).get("speed")
-            if known is None:
-                raise Missing(f"{row}: no speed was noted")
-            speed[row] = known["images_per_second"]
-        ratio = speed[self.ours] / speed[self.theirs]
-        found = HOLDS if ratio > 1 else FAILS
-        return Finding(self.words, found, speed, decides=self.decides, note=f"{ratio:.2f} times as fast")
 
 
 # ---- the claims ------------------------------------------------------------------------------------------------------
@@ -305,9 +166,10 @@ def claims_about() -> list[Claim]:
         "I1": (
             "Leaving out parts finds the one that took the shortcut.",
             tuple(
-                TookTheObject(kind, row, decides=(kind, row) == (DECIDING, SPURIOUS))
+                TookTheObject(kind, row, by, decides=(kind, row, by) == (DECIDING, SPURIOUS, "left out first"))
                 for kind in WITH_OBJECTS
                 for row in (SPURIOUS, "PDiscoFormer K=8")
+                for by in ("left out first", "helps a group most")
             ),
         ),
         "I2": (

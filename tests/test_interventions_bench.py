@@ -25,7 +25,8 @@ import interventions_claims as claims
 from claim_figures import Missing
 from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, conclude
 from interventions import Interventions, command_of, folder, lacks, wanted
-from interventions_claims import Contrast, Costs, Faster, SilentOnNoise, TookTheObject, claims_about, less, rows_named
+from interventions_claims import claims_about, less, rows_named
+from interventions_kinds import Contrast, Costs, Faster, SilentOnNoise, TookTheObject
 from interventions_evidence import Evidence, Term, contrast, outcomes_in, pack_all, table_of
 from interventions_measure import (
     FOUND,
@@ -169,9 +170,10 @@ def test_which_helps_more_is_a_difference_of_differences(tmp_path):
 
 
 def search_said(drop: list[int], part: int, noise: int | None = None) -> str:
-    trials = [{"drop": [part], "score": 0.5 + 0.1 * (part in drop[:1])} for part in range(3)]
+    groups = [{"a/x": {"value": gain}, "a/y": {"value": -0.2}} for gain in (0.1, 0.3, 0.2)]
+    trials = [{"drop": [k], "score": 0.5 + 0.1 * (k in drop[:1]), "groups": groups[k]} for k in range(3)]
     found = {"searches": {"parts": {"drop": drop, "sentence": "So.", "trials": trials}}}
-    found["objects"] = {"tag": {"part": part, "share_of_the_object": [0.1, 0.8, 0.1]}}
+    found["objects"] = {"tag": {"share_of_the_object": [0.6 if k == part else 0.1 for k in range(3)]}}
     return json.dumps(found | ({} if noise is None else {"noise": {"searches": 40, "found_something": noise}}))
 
 
@@ -190,6 +192,18 @@ def test_the_part_left_out_must_be_the_one_of_the_tag(dropped, expected, tmp_pat
         path = add(tmp_path, "object", "a", seed, plain=(1, 1))
         (path / FOUND).write_text(search_said(drop, 1))
     assert TookTheObject("object", "a").find(Evidence(tmp_path)).verdict == expected
+
+
+def test_the_part_without_which_a_group_gains_most_is_found_though_the_worst_group_does_not_gain(tmp_path):
+    path = add(tmp_path, "object", "a", plain=(1, 1))
+    for part, expected in ((1, HOLDS), (2, FAILS)):
+        (path / FOUND).write_text(search_said([], part))
+        assert TookTheObject("object", "a", "helps a group most").find(Evidence(tmp_path)).verdict == expected
+    found = json.loads(search_said([], 1))
+    found["objects"]["tag"]["share_of_the_object"] = [0.3, 0.4, 0.3]
+    (path / FOUND).write_text(json.dumps(found))
+    said = TookTheObject("object", "a").find(Evidence(tmp_path))
+    assert (said.verdict, said.note) == (UNDECIDED, "in no run has a part most of an object")
 
 
 @pytest.mark.parametrize(("gains", "expected"), [(0, HOLDS), (2, HOLDS), (4, UNDECIDED), (20, FAILS)])
