@@ -10,7 +10,10 @@ from typing import Any
 Row = dict[str, Any]
 SIGHT = {"pixel IoU": "pixel_iou", "grid IoU": "grid_iou", "coverage": "coverage"}
 SHIFTS = {"one to one": "shift_o2o.json", "many to many": "shift_m2m.json", "disjoint": "shift_disjoint.json"}
-SPECIES = ("ERM", "early mask, true", "early mask, true, pixels", "iFAM K=1", "iFAM K=4", "iFAM K=1, pixels")
+SPECIES = (
+    "ERM", "probe", "late mask, true", "early mask, true", "early mask, true, pixels", "PDiscoFormer K=4", "iFAM K=1",
+    "iFAM K=4", "iFAM K=8", "iFAM K=16", "iFAM K=1, pixels",
+)  # fmt: skip
 
 
 def read(results: Path, name: str) -> dict[str, Any]:

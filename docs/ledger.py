@@ -14,6 +14,7 @@ from typing import Any
 
 from a2_page import page as a2_page
 from birds_tables import TABLES as BIRDS
+from parts_tables import TABLES as PARTS
 from relevance_tables import TABLES as RELEVANCE
 
 DOCS = Path(__file__).parent
@@ -192,6 +193,7 @@ def paired(results: Path = RESULTS) -> str:
 TABLES = {
     "choosing.md": {"measured": measured, "paired": paired},
     "results.md": BIRDS,
+    "results_parts.md": PARTS,
     "methods/relevance.md": RELEVANCE,
 }
 

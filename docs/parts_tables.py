@@ -1,0 +1,101 @@
+"""The tables of docs/results_parts.md, from benchmarks/results."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from birds_tables import figure, read, table
+
+FILE, CLAIMS = "interventions_h200.json", "claims_interventions.json"
+WITH_OBJECTS = {"pair": "A post or a tag, always", "object": "A tag or nothing, 19 times out of 20"}
+UNDER = {"as trained": "plain", "without them": "parts", "and without the farthest 1 %": "parts, q0.99"}
+TOKENS = {"none": "plain", "1 %": "q0.99", "3 %": "q0.97"}
+SEEN = {
+    "own photographs": "original", "backgrounds swapped": "swapped", "pixel IoU, swapped": "pixel_iou on swapped",
+    "key points, swapped": "keypoint_error on swapped",
+}  # fmt: skip
+LOOKING = ("iFAM K=1", "iFAM K=1, pixels", "iFAM K=4", "iFAM K=8", "iFAM K=16", "PDiscoFormer K=4")
+FULL = "iFAM K=4"
+CHANGED = {
+    "iFAM, K = 4": FULL, "without stage 2 (PDiscoFormer)": "PDiscoFormer K=4",
+    **{how: f"{FULL}, {how}" for how in (
+        "soft masks", "no shaping", "no stage-1 classification", "frozen stage 2", "part dropout 0", "part dropout 0.1",
+        "part dropout 0.5",
+    )},
+}  # fmt: skip
+SHOWN = {"species, own": ("cub", "original"), "species, swapped": ("cub", "swapped")}
+SHOWN |= {"Waterbirds, worst group": ("birds", "worst group"), "Waterbirds, accuracy": ("birds", "all")}
+
+
+def sets(results: Path) -> dict[str, Any]:
+    return read(results, FILE)["sets"]
+
+
+def chosen(row: dict[str, Any]) -> str:
+    """What validation data chose to leave out, seed by seed."""
+    said = [one["searches"]["parts"] for one in row["searched"].values()]
+    found = [", ".join(re.findall(r"part (\d+)", one.partition(":")[0])) * one.startswith("Without ") for one in said]
+    return "; ".join(one or "nothing" for one in found)
+
+
+def corrected(results: Path) -> str:
+    blocks = []
+    for kind, words in WITH_OBJECTS.items():
+        lines = []
+        for name, row in sets(results)[kind].items():
+            figures = row["figures"]
+            worst = [figure(figures.get(how, {}).get("worst group")) for how in UNDER.values()]
+            iou = figure(figures["plain"].get("pixel_iou"))
+            lines.append([name, figure(figures["plain"]["all"]), iou, worst[0], chosen(row), *worst[1:]])
+        head = ["", "accuracy", "pixel IoU of birds", "worst group", "parts left out", *[*UNDER][1:]]
+        blocks.append(f"{words}:\n\n{table(head, lines, ('parts left out',))}")
+    return "\n\n".join(blocks)
+
+
+def tokens(results: Path) -> str:
+    rows = sets(results)["cub"]
+    lines = []
+    for name in (name for name in LOOKING if name in rows):
+        for words, how in TOKENS.items():
+            if how in rows[name]["figures"]:
+                found = rows[name]["figures"][how]
+                lines.append([name, words, *(figure(found.get(key)) for key in SEEN.values())])
+    return table(["", "removed", *SEEN], lines, ("removed",))
+
+
+def ablations(results: Path) -> str:
+    known, lines = sets(results), []
+    for words, name in CHANGED.items():
+        found = [
+            known[kind].get(name, {}).get("figures", {}).get("plain", {}).get(part) for kind, part in SHOWN.values()
+        ]
+        seeds = [str(len(known[kind][name]["seeds"])) if name in known[kind] else "0" for kind in ("cub", "birds")]
+        lines.append([words, " and ".join(seeds), *(figure(one) if one else "not run" for one in found)])
+    return table(["", "seeds", *SHOWN], lines)
+
+
+def gap(results: Path) -> str:
+    """Accuracy on a scene of the class less that on a random one, bird by bird."""
+    claim = next(one for one in read(results, CLAIMS)["claims"] if one["id"] == "F21")
+    gaps = {name: one for test in claim["tests"] for name, one in (test["figures"] or {}).items()}
+    rows = sets(results)["mixed"]
+    shown = {"own photograph": "original", "a scene of the class": "same", "any scene": "rand"}
+    lines = [
+        [name, *(figure(rows[name]["figures"]["plain"][part]) for part in shown.values()), figure(one)]
+        for name, one in gaps.items()
+    ]
+    return table(["", *shown, "gap"], lines)
+
+
+def missing(results: Path) -> str:
+    """Rows that nobody has trained, or measured, by set and seed."""
+    trained: dict[str, list[str]] = {}
+    for one in read(results, FILE)["missing"]:
+        what = "to be measured under interventions" if one["lacks"] == ["interventions"] else "to be trained"
+        trained.setdefault(f"{one['set']}, seed {one['seed']}, {what}", []).append(one["name"])
+    return "\n".join(f"- {where}: {'; '.join(names)}." for where, names in sorted(trained.items()))
+
+
+TABLES = {"corrected": corrected, "tokens": tokens, "ablations": ablations, "gap": gap, "missing": missing}
