@@ -76,22 +76,19 @@ class TookTheObject:
 
     def case(self, found: dict[str, Any]) -> dict[str, Any]:
         search = found["searches"]["parts"]
-        gains = {trial["drop"][0]: max(one["value"] for one in trial["groups"].values()) for trial in search["trials"]}
-        scores = {trial["drop"][0]: trial["score"] for trial in search["trials"]}
+        trials = {trial["drop"][0]: trial for trial in search["trials"]}
+        most = {part: max(one["value"] for one in trial["groups"].values()) for part, trial in trials.items()}
         if self.by == "helps a group most":
-            part = max(gains, key=lambda part: gains[part])
+            part = max(most, key=lambda part: most[part])
         else:
-            part = max(scores, key=lambda part: scores[part]) if search["drop"] else None
+            part = max(trials, key=lambda part: trials[part]["score"]) if search["drop"] else None
         shares = {thing: one["share_of_the_object"] for thing, one in (found["objects"] or {}).items()}
-        took = sorted({int(np.argmax(some)) for some in shares.values() if max(some) > MOST})
-        most = {thing: max(some) for thing, some in shares.items()}
-        gain = gains.get(part) if part is not None else None
         return {
             "part": part,
-            "a_group_gains": gain,
+            "groups_gain": None if part is None else trials[part]["groups"],
             "left_out": search["drop"],
-            "took_an_object": took,
-            "largest_share": most,
+            "took_an_object": sorted({int(np.argmax(some)) for some in shares.values() if max(some) > MOST}),
+            "largest_share": {thing: max(some) for thing, some in shares.items()},
         }
 
 

@@ -26,8 +26,8 @@ from claim_figures import Missing
 from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, conclude
 from interventions import Interventions, command_of, folder, lacks, wanted
 from interventions_claims import claims_about, less, rows_named
-from interventions_kinds import Contrast, Costs, Faster, SilentOnNoise, TookTheObject
 from interventions_evidence import Evidence, Term, contrast, outcomes_in, pack_all, table_of
+from interventions_kinds import Contrast, Costs, Faster, SilentOnNoise, TookTheObject
 from interventions_measure import (
     FOUND,
     SIGHT,

@@ -62,6 +62,26 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Suspect:
+    """A part without which some group surely gains, though it is not the one that the search is for."""
+
+    step: str
+    part: int
+    group: str
+    gain: Estimate
+    at_a_cost_to: str  # the group that loses most
+    cost: Estimate
+
+    @property
+    def sentence(self) -> str:
+        paid = f", and {self.at_a_cost_to} changes by {_points(self.cost)}" if self.cost.value < 0 else ""
+        return (
+            f"But {self.step}, {self.group} surely gains, allowing for all parts and groups: {_points(self.gain)} "
+            f"points{paid}. Look at what it shows; if that should not count, leave it out: --drop {self.part}."
+        )
+
+
+@dataclass(frozen=True)
 class Search:
     objective: str
     split: str
@@ -71,6 +91,7 @@ class Search:
     steps: tuple[Step, ...]
     chosen: Intervention
     gain: Estimate | None  # of what was chosen over no change
+    suspect: Suspect | None = None  # looked for where nothing was chosen
 
     @property
     def sentence(self) -> str:
@@ -84,11 +105,12 @@ class Search:
             )
         if last is None:
             return "There is nothing to leave out."
-        return (
+        nothing = (
             f"Nothing surely helps: the best of {last.tried}, {last.step}, gains "
             f"{100 * (last.after - last.before):+.1f} points of the {WORDS[self.objective]}, and that may be chance "
             f"(at least {100 * last.least_gain:+.1f}, allowing for all that were tried). It is not kept."
         )
+        return nothing if self.suspect is None else f"{nothing} {self.suspect.sentence}"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -100,6 +122,7 @@ class Search:
             "trials": [trial.to_dict() for trial in self.trials],
             "steps": [asdict(step) for step in self.steps],
             "gain": None if self.gain is None else asdict(self.gain),
+            "suspect": None if self.suspect is None else asdict(self.suspect),
         }
 
 
@@ -131,6 +154,7 @@ def search(
         _trial(step, option, answers, now, objective, seed)
         for (step, option), answers in zip(options.items(), others, strict=True)
     )
+    suspect = suspected(trials, others, now)
     taken: list[Step] = []
     while options:
         scores = [score(answers, objective) for answers in others]
@@ -144,7 +168,8 @@ def search(
         options = next_steps(current, parts, thresholds)
         others = answers_to([*options.values()]) if options else []
     gain = gained(now, first, objective, seed) if current.changes else None
-    return Search(objective, now.split, len(now), score(first, objective), trials, tuple(taken), current, gain)
+    suspect = suspect if gain is None else None
+    return Search(objective, now.split, len(now), score(first, objective), trials, tuple(taken), current, gain, suspect)
 
 
 def next_steps(
@@ -175,6 +200,24 @@ def gained(ours: Answers, theirs: Answers, objective: str, seed: int = 0) -> Est
     how = "DeLong's covariance, paired" if objective == "auc" else "paired bootstrap over images, of minima"
     value = score(ours, objective) - score(theirs, objective)
     return Estimate(value, _least(first, second, TAIL), -_least(second, first, TAIL), len(ours), how, difference=True)
+
+
+def suspected(trials: Sequence[Trial], every: Sequence[Answers], before: Answers) -> Suspect | None:
+    """Of parts without which a group surely gains (exact sign test on answers that change, one-sided, 5 % divided by
+    parts times groups), the one with the largest gain. Classes trade errors whatever is left out: groups are needed."""
+    from scipy.stats import binom
+
+    parts = [(trial, after) for trial, after in zip(trials, every, strict=True) if trial.intervention.drop]
+    found: list[Suspect] = []
+    for trial, after in parts if before.groups is not None else ():
+        for number, group in enumerate(before.group_names):
+            here = before.groups == number
+            won, lost = ((after.correct & ~before.correct)[here].sum(), (before.correct & ~after.correct)[here].sum())
+            if binom.sf(won - 1, won + lost, 0.5) * len(parts) * len(before.group_names) < LEVEL:
+                worst = min(trial.groups, key=lambda name: trial.groups[name].value)
+                (part,) = trial.intervention.drop
+                found.append(Suspect(trial.step, part, group, trial.groups[group], worst, trial.groups[worst]))
+    return max(found, key=lambda one: one.gain.value, default=None)
 
 
 def _drawn(ours: Answers, theirs: Answers, objective: str, resamples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
