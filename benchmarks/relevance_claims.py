@@ -197,7 +197,8 @@ def stay_faithful() -> Tests:
                 )
             )  # fmt: skip
             tests += [BeyondChance(kind, row, direction, decides and row == OURS) for row in (OURS, start)]
-    return tuple(tests)
+    of_vit_s = [(row, direction) for row in ("ERM, S", "RobustViT, S") for direction in ("positive", "negative")]
+    return (*tests, *(BeyondChance("birds", row, direction, decides=False) for row, direction in of_vit_s))
 
 
 TESTS: dict[str, Tests] = {

@@ -36,13 +36,21 @@ def curves(results: Path) -> str:
     """Accuracy while pixels turn black, averaged over 10 to 90 % of them."""
     lines = []
     for kind, words in SETS.items():
-        for row in (
-            row for row in read(results, FILE)["sets"][kind]["rows"] if CURVES["the most relevant first"] in row
-        ):
-            lines.append(
-                [words, row["row"], str(len(row["seeds"])), *(figure(row.get(key)) for key in CURVES.values())]
-            )
+        rows = {row["row"]: row for row in read(results, FILE)["sets"][kind]["rows"]}
+        for name in (name for name in ROWS if CURVES["the most relevant first"] in rows.get(name, {})):
+            row = rows[name]
+            lines.append([words, name, str(len(row["seeds"])), *(figure(row.get(key)) for key in CURVES.values())])
     return table(["", " ", "seeds", *CURVES], lines, (" ",))
+
+
+def moved(results: Path) -> str:
+    """SI-Score-like pictures, shift by shift."""
+    rows = {row["row"]: row for row in read(results, FILE)["sets"]["si"]["rows"]}
+    shown = {"in the centre": "accuracy, usual"} | {
+        name: f"accuracy, {name}" for name in ("location", "rotation", "size")
+    }
+    lines = [[name, *(figure(rows[name][key]) for key in shown.values())] for name in ROWS if name in rows]
+    return table(["", *shown], lines)
 
 
 def gains(results: Path) -> str:
@@ -65,10 +73,12 @@ def variants(results: Path) -> str:
         shown = {"as published, seed 0": pairs[f"rate {rate}"]}
         others = {k: v for k, v in pairs.items() if v["row"] == f"RobustViT, {k}" and v["row"] not in ROWS}
         shown |= {k: v for k, v in others.items() if not k.startswith("rate ")}
+        if any(words.endswith(SELF_SUPERVISED) for words in shown):
+            shown[f"as published{SELF_SUPERVISED}"] = pairs[SELF_SUPERVISED.removeprefix(", ")]
         for words, pair in shown.items():
             said = [figure(pair.get(key), "+") for key in GAINS.values()]
             lines.append([SETS[kind], words, str(pair["seeds"]), *said])
     return table(["", "RobustViT", "seeds", *GAINS], lines, ("RobustViT",))
 
 
-TABLES = {"figures": figures, "gains": gains, "curves": curves, "variants": variants}
+TABLES = {"figures": figures, "gains": gains, "moved": moved, "curves": curves, "variants": variants}

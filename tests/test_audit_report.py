@@ -11,11 +11,11 @@ import torch
 import tyro
 
 from sightline.audit.case import open_case
-from sightline.audit.facts import training_command
+from sightline.audit.facts import flags, training_command
 from sightline.audit.gallery import drawn, jpeg_uri
 from sightline.audit.wording import headline
 from sightline.cli import Command
-from sightline.config import Audit, Ifam
+from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
 from sightline.data.toyset import write_toy
 from sightline.intervene import intervened
 from sightline.interventions import Intervention
@@ -241,6 +241,14 @@ def test_the_command_to_reproduce_a_run_is_the_one_that_made_it(trained):
     for name, value in run.facts["config"].items():
         if name not in ("out", "workers", "device", "data"):
             assert said[name] == value, name
+
+
+@pytest.mark.parametrize("kind", [Robustvit, Rrr, Gradmask, Masktune])
+def test_what_a_run_went_on_with_is_typed_as_the_command_line_knows_it(kind):
+    typed_flags = flags({"start": "runs/erm", "seed": 3}, kind)
+    assert typed_flags == ["--seed", "3", "--from", "runs/erm"]
+    parsed = tyro.cli(kind, args=["data", *typed_flags])
+    assert (parsed.start, parsed.seed) == ("runs/erm", 3)
 
 
 def test_another_split_has_a_file_of_its_own_and_a_report_needs_no_pictures(trained):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from sightline.card import card, plain
+from sightline.card import card, made_of, plain
 from sightline.config import Pdiscoformer, Probe
 from sightline.export import certificate_of
 from sightline.interventions import Intervention
@@ -114,3 +114,11 @@ def test_late_parts_are_no_blindness(toy, tmp_path):
 
 def test_names_cannot_break_the_page():
     assert plain("a|b\n<i>*c*_`[x](y)") == r"a\|b \<i>\*c\*\_\`[x]\(y)"
+
+
+def test_a_run_that_goes_on_with_another_says_what_file_that_began_with():
+    facts = {
+        "method": "robustvit", "config": {"start": "runs/erm"}, "backbone": {"file": "weights/vit.safetensors"},
+        "vit": {"input": {"size": [224, 224]}}, "versions": {},
+    }  # fmt: skip
+    assert dict(made_of(facts))["backbone"] == "vit.safetensors"

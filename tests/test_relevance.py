@@ -88,6 +88,11 @@ def test_gradient_times_input_is_of_the_pixels_that_the_vit_sees(images):
     assert torch.allclose(MAPS["gradient"](vit, images, classes), F.avg_pool2d(pixels, 8), rtol=1e-3, atol=1e-6)
 
 
+def test_gradients_are_asked_for_by_name_where_torch_forbids_them(images):
+    with torch.inference_mode(), pytest.raises(UserError, match=r"gae needs gradients.*no_grad\(\) does not"):
+        MAPS["gae"](small_vit(classes=4), images)
+
+
 def test_attention_is_that_of_the_last_block_whatever_the_class(images):
     vit = small_vit()
     found = MAPS["attention"](vit, images)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from sightline.methods.robustvit import (
     masks_in,
     pupils,
     stretched,
+    told_by,
     with_own_head,
 )
 from sightline.predict import answering_batches, make_accelerator
@@ -172,6 +174,39 @@ def test_without_masks_to_learn_from_or_to_choose_by_it_says_so(toy, runs, tmp_p
     assert json.loads((folder / "run.json").read_text())["learnt_from"]["n"] == 1
 
 
+def masks_with(toy, folder: Path, change) -> str:
+    """All masks of the toy set, changed, in a folder of their own."""
+    for mask in read_rows(toy).masks:
+        target = folder / mask.removeprefix("masks/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        change(Image.open(toy / mask).convert("L")).save(target)
+    return str(folder)
+
+
+def test_masks_of_nothing_are_not_learnt_from(toy, runs, tmp_path):
+    start, dark = str(runs / "erm-0"), masks_with(toy, tmp_path / "dark", lambda mask: mask.point(lambda level: 0))
+    for bright, change in (("thing", 0), ("background", 255)):
+        made = masks_with(toy, tmp_path / bright, lambda mask, change=change: mask.point(lambda level: change))
+        with pytest.raises(UserError, match=r"every mask of the training pictures is empty, as .*\.png"):
+            train(config(toy, tmp_path / f"run-{bright}", start=start, masks=made, bright=bright))
+    rows = read_rows(toy)
+    kept = [int(rows.where("train")[k]) for k in (1, 4, 7)]
+    for index in kept:
+        shutil.copy(toy / rows.masks[index], Path(dark) / rows.masks[index].removeprefix("masks/"))
+    with pytest.raises(UserError, match="--select relevance: all masks of validation pictures are empty"):
+        train(config(toy, tmp_path / "no-val", start=start, masks=dark))
+    told = told_by(rows, config(toy, masks=dark, select="balanced"), None)
+    assert [told.images[i] for i in told.where("train")] == [rows.images[i] for i in kept]
+
+
+def test_masks_of_0_and_1_teach_the_same_as_those_of_0_and_255(toy, runs, tmp_path):
+    ones = masks_with(toy, tmp_path / "ones", lambda mask: mask.point(lambda level: level // 255))
+    common = {"start": str(runs / "erm-0"), "per_class": 4, "batch": 8}
+    one = train(config(toy, tmp_path / "one", **common))
+    other = train(config(toy, tmp_path / "other", masks=ones, **common))
+    assert (one / "predictions/test.csv").read_bytes() == (other / "predictions/test.csv").read_bytes()
+
+
 # ---- what it begins with ---------------------------------------------------------------------------------------------
 
 
@@ -281,14 +316,10 @@ def test_validation_pictures_are_decoded_once_and_how_many_are_explained_at_once
 
 
 def test_masks_of_either_polarity_teach_the_same(toy, runs, tmp_path):
-    rows = read_rows(toy)
-    for mask in rows.masks:
-        target = tmp_path / "dark" / mask.removeprefix("masks/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        ImageOps.invert(Image.open(toy / mask).convert("L")).save(target)
+    dark = masks_with(toy, tmp_path / "dark", ImageOps.invert)
     common = {"start": str(runs / "erm-0"), "per_class": 4, "batch": 8, "augment": "light"}
     one = train(config(toy, tmp_path / "bright", **common))
-    other = train(config(toy, tmp_path / "turned", masks=str(tmp_path / "dark"), bright="background", **common))
+    other = train(config(toy, tmp_path / "turned", masks=dark, bright="background", **common))
     assert (one / "predictions/test.csv").read_bytes() == (other / "predictions/test.csv").read_bytes()
 
 

@@ -204,7 +204,7 @@ def made_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     config = facts["config"]
     names = {"seed": "seed", "epochs": "epochs", "batch": "batch", "lr": "learning rate", "precision": "precision"}
     origin = facts.get("backbone") or {}
-    backbone = origin.get("name") or Path(str(config.get("backbone"))).name
+    backbone = origin.get("name") or Path(str(config.get("backbone") or origin.get("file"))).name
     from_hub = f" ({origin['repository']} at {origin.get('revision')})" if origin.get("repository") else ""
     size = "×".join(map(str, facts["vit"]["input"]["size"]))
     said = [("method", facts["method"]), ("backbone", f"{backbone}{from_hub}"), ("pictures", f"{size} pixels")]

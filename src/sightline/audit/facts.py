@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from torch import nn
 
@@ -25,7 +25,7 @@ def facts(case: Case) -> dict[str, str]:
     rule = f"{chosen['metric']} on the {chosen['on']} data" if chosen.get("metric") else "nothing was selected"
     said = {
         "Method": run["method"],
-        "Backbone": run["config"].get("backbone") or backbone.get("name") or "not known",
+        "Backbone": run["config"].get("backbone") or backbone.get("name") or backbone.get("file") or "not known",
         "Data": f"{asked.rows.name}{'' if asked.own else ' (not those it was trained on)'}",
         "Fingerprint of the data": asked.fingerprint[:16],
         "Masks": case.masks_from,
@@ -102,7 +102,7 @@ def flags(config: dict[str, Any], kind: Any, prefix: str = "") -> list[str]:
             continue
         value = config[field.name]
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        name = f"--{prefix}{field.name.replace('_', '-')}"
+        name = f"--{prefix}{typed_as(kind, field.name)}"
         if is_dataclass(default) and isinstance(value, dict):
             usual = {one.name: getattr(default, one.name) for one in fields(default)}
             changed = {k: v for k, v in value.items() if v != usual.get(k)}
@@ -110,6 +110,12 @@ def flags(config: dict[str, Any], kind: Any, prefix: str = "") -> list[str]:
         elif plain(value) != plain(default):
             said += flag(name, value, default)
     return said
+
+
+def typed_as(kind: Any, name: str) -> str:
+    """Some fields are called otherwise on the command line, such as `start`, which is `--from`."""
+    named = getattr(get_type_hints(kind, include_extras=True).get(name), "__metadata__", ())
+    return next((one.name for one in named if getattr(one, "name", None)), name.replace("_", "-"))
 
 
 def flag(name: str, value: Any, default: Any) -> list[str]:

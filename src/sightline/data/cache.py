@@ -29,7 +29,7 @@ from .images import Canvas, decode
 from .rows import Rows
 from .stamps import file_stamps
 
-FORMAT = 1
+FORMAT = 2
 CHUNK = 32  # pictures decoded and written at a time
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

@@ -25,6 +25,7 @@ from ..vit import Input
 from .rows import Rows
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
+LOSSLESS = {"PNG", "TIFF", "BMP", "GIF", "PPM"}  # formats in which a level of 1 is no noise
 ORIENTATION = 0x0112  # the EXIF tag
 RESAMPLE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
@@ -189,10 +190,15 @@ def upright_rgb(image: Image.Image, name: str = "the picture") -> Image.Image:
 
 
 def read_mask(source: Path | str | BinaryIO, name: str | None = None) -> Image.Image:
-    """One bit per pixel: what is brighter than half counts as visible."""
+    """One bit per pixel: what is brighter than half counts as visible; in files of 0 and 1 alone, what is 1."""
     mask = _open(source, name or str(source))
+    exact = mask.format in LOSSLESS
     ImageOps.exif_transpose(mask, in_place=True)
-    return mask if mask.mode == "1" else mask.convert("L").point(lambda level: 255 * (level >= 128), mode="1")
+    if mask.mode == "1":
+        return mask
+    grey = mask.convert("L")
+    least = 1 if exact and grey.getextrema()[1] == 1 else 128
+    return grey.point(lambda level: 255 * (level >= least), mode="1")
 
 
 def to_tensor(image: Image.Image, expects: Input) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..config.relevance import Pointed, Robustvit, Tuned
 from ..data.batches import OnTheWay
+from ..data.images import open_file, read_mask
 from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..lessons import Desk, Lesson, When
@@ -259,7 +260,7 @@ def told_by(rows: Rows, config: Pointed, make: Callable[[Rows], Rows] | None) ->
             f"{rows.name}: no training picture has a mask; give a mask column, --masks FOLDER, or --masks "
             "tokencut:BACKBONE, which needs none"
         )
-    learnt = pupils(rows, candidates, config)
+    learnt = pupils(rows, candidates, config) if make is not None else shown(rows, candidates, config)
     rows = rows.take(np.concatenate([learnt, rows.where("val"), rows.where("test")]))
     if make is not None:
         at = np.concatenate([rows.where("train"), rows.where("val")])
@@ -267,9 +268,35 @@ def told_by(rows: Rows, config: Pointed, make: Callable[[Rows], Rows] | None) ->
         assert made.masks is not None
         masks = dict(zip(at.tolist(), made.masks, strict=True))
         rows = replace(rows, masks=[masks.get(i, "") for i in range(len(rows))], notes=made.notes)
-    if config.select == "relevance" and not len(having(rows, "val")):
-        raise UserError("--select relevance: no validation picture has a mask; select by balanced, for one")
+    validating = having(rows, "val")
+    if config.select == "relevance" and all(shows_nothing(rows, int(i), config) for i in validating):
+        what = "all masks of validation pictures are empty" if len(validating) else "no validation picture has a mask"
+        raise UserError(f"--select relevance: {what}; select by balanced, for one")
     return rows
+
+
+def shown(rows: Rows, candidates: np.ndarray, config: Pointed) -> np.ndarray:
+    """`pupils`, drawn anew while some have a mask of nothing, from which relevance would learn to be nowhere."""
+    void: set[int] = set()
+    while True:
+        left = candidates[[int(i) not in void for i in candidates]]
+        if not len(left):
+            assert rows.masks is not None
+            raise UserError(
+                f"{rows.name}: every mask of the training pictures is empty, as {rows.masks[candidates[0]]}; the thing "
+                "has to be brighter than half (255, or 1 beside 0 in a lossless file), or say --bright background"
+            )
+        learnt = pupils(rows, left, config)
+        found = {int(i) for i in learnt if shows_nothing(rows, int(i), config)}
+        if not found:
+            return learnt
+        void |= found
+
+
+def shows_nothing(rows: Rows, index: int, config: Pointed) -> bool:
+    assert rows.masks is not None
+    least, most = read_mask(open_file(rows.root, rows.masks[index]), rows.masks[index]).getextrema()
+    return most == 0 if config.bright == "thing" else least > 0
 
 
 def refuse_hopeless_masks(config: Pointed) -> None:

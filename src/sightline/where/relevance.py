@@ -153,6 +153,8 @@ def relevance_map(method: object, images: Tensor, classes: Tensor | None = None,
     `classes` [B] say what is to be explained; without, what each picture is taken for.
     """
     vit, read = _reader(method)
+    if kind in ("gae", "gradient") and torch.is_inference_mode_enabled():
+        raise UserError(f"{kind} needs gradients, which torch.inference_mode() forbids; torch.no_grad() does not")
     at_once = fit_at_once(vit, images)
     parts = images.split(at_once)
     of_parts = [None] * len(parts) if classes is None else classes.split(at_once)
