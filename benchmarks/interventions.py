@@ -36,7 +36,7 @@ from sightline.errors import UserError
 from waterbirds_rows import folder_of
 
 TURNS = {"first": FIRST, "seeds": MORE_SEEDS, "ablations": ABLATIONS, "timed": ALONE}
-NOISE_ROW = "iFAM K=8"  # on the sets with objects
+NOISE_ROWS = ("iFAM K=8", "PDiscoFormer K=8")  # on the sets with objects
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def do(config: Interventions, row: Row) -> dict[str, Any]:
             read_run(path).note(benchmark={"set": row.set, "row": row.name, "line": row.line, "cost": cost})
         trained = time.perf_counter() - began
         if row.interventions and not is_measured(path):
-            noise = config.noise if (row.name, row.seed) == (NOISE_ROW, 0) and row.set in WITH_OBJECTS else 0
+            noise = config.noise if row.name in NOISE_ROWS and not row.seed and row.set in WITH_OBJECTS else 0
             how = How(
                 row.set, config.packs, noise, workers=config.workers, cache=cache_of(config), device=config.device
             )

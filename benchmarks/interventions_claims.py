@@ -109,9 +109,10 @@ def interventions() -> dict[str, Tests]:
         return Contrast(kind, terms, "worst group", decides=decides and kind == DECIDING)
 
     gains = [
-        of_object(kind, *less(row, row, hows=(chosen, PLAIN)), decides=row == SPURIOUS)
+        of_object(kind, *less(row, row, hows=(how, PLAIN)), decides=(row, how) == (SPURIOUS, chosen))
         for kind in WITH_OBJECTS
         for row in (SPURIOUS, "iFAM K=8, pixels", rival, "iFAM K=4", "iFAM K=16")
+        for how in (chosen, "both")  # as the command searches
     ]
     removed = [
         Contrast("cub", less(row, row, SWAPPED, (f"q{q:g}", PLAIN)), measure, decides="pixels" not in row)
@@ -174,7 +175,11 @@ def claims_about() -> list[Claim]:
         ),
         "I2": (
             "On pure noise the search finds nothing.",
-            tuple(SilentOnNoise(kind, SPURIOUS) for kind in WITH_OBJECTS),
+            tuple(
+                SilentOnNoise(kind, row, decides=row == SPURIOUS)
+                for kind in WITH_OBJECTS
+                for row in (SPURIOUS, "PDiscoFormer K=8")
+            ),
         ),
     }
     return [*published, *(Claim(id, says, OURS, tests=some) for id, (says, some) in ours.items())]  # ty: ignore[invalid-argument-type]

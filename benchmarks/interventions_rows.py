@@ -129,7 +129,7 @@ def pair() -> list[Row]:
     """Each class has an object of its own, so that leaving out an object's part can help all groups."""
     rows = with_parts("pair", PATCHES, (8,), (4, 16))
     rows += each("pair", "iFAM K=8, pixels", "ifam --parts 8", interventions=True)
-    return rows + each("pair", "ERM", f"erm {LONG}")
+    return rows + each("pair", "ERM", f"erm {LONG}") + each("pair", "probe", "probe")
 
 
 def birds() -> list[Row]:

@@ -78,6 +78,19 @@ def test_patches_of_a_dropped_part_become_background_and_no_other_parts(generato
     assert not correction.foreground(some)[correction.removed(some)].any()
 
 
+def test_what_several_parts_have_together_is_removed_where_it_is_too_far_for_the_nearest(generator):
+    """Though the background has more of it than any single part, and so no patch would be removed."""
+    scores = torch.zeros(1, 3, 1, 2)
+    scores[:, -1] = 0.5
+    some = Claims(scores, torch.tensor([[[0.5, 2.0]]]))
+    correction = Correction(farthest=(1.0, 1.0))
+    assert not hard_keep(some.scores).any()
+    assert (Correction().foreground(some) > 0.5).all()
+    assert correction.foreground(some).ravel()[1] == 0 < correction.foreground(some).ravel()[0]
+    nowhere = Correction(farthest=(0.0,) * 4).foreground(claims(generator))
+    assert not nowhere.any()
+
+
 def test_what_training_hides_of_a_dropped_part_is_hidden_and_what_others_would_take_over_too(generator):
     some = claims(generator)
     correction = Correction(drop=(2,))
@@ -295,6 +308,16 @@ def test_quantiles_in_one_pass_are_exact_to_a_thousandth(q):
         exact = np.quantile(values[parts == part], q, method="lower")
         assert abs(found[part] / exact - 1) <= Sketch.ERROR * 1.0001
     assert math.isnan(found[2])
+
+
+@pytest.mark.parametrize("q", [0.9, 0.95, 0.97, 0.99])
+def test_distances_that_lie_close_together_are_told_apart_by_rank(q):
+    values = np.random.default_rng(0).normal(11.42, 0.08, 40_000)
+    sketch = Sketch.empty(1)
+    sketch.add(np.zeros(len(values), int), values)
+    assert abs((values > sketch.quantile(q)[0]).mean() - (1 - q)) < 0.001
+    sketch.add(np.zeros(10**6, int), np.full(10**6, 11.5))
+    assert not (np.array([11.5]) > sketch.quantile(q)).any(), "what nearly all are is not far"
 
 
 def test_distances_are_those_of_patches_that_belong_to_a_part_in_the_look_that_decides(images):

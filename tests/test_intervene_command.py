@@ -3,6 +3,8 @@
 import csv
 import json
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +12,11 @@ import torch
 from PIL import Image
 
 from sightline.checkpoint import load_tensors, save_tensors
-from sightline.config import Ifam, Pdiscoformer
-from sightline.intervene import Intervened, intervened, with_kept
+from sightline.config import Ifam, Intervene, Pdiscoformer
+from sightline.intervene import Bench, Intervened, intervened, with_kept
 from sightline.interventions import Intervention
 from sightline.load import load
+from sightline.search import next_steps
 from sightline.train import train
 from sightline.verify import verify
 
@@ -130,7 +133,33 @@ def test_the_part_that_took_the_shortcut_is_found_kept_applied_and_cleared(run, 
     assert (run / "predictions" / "test.csv").read_bytes() == before
     out, _ = typed_well("intervene", run, "--clear")
     assert "no intervention is kept" in out
+    assert Intervention.load(run / "intervention.json") == Intervention(names={2: "tag"})
+    assert "2 is tag" in out
+
+
+def test_what_is_undone_is_not_lost_before_all_is_well_and_names_stay(run, tmp_path):
+    typed_well("intervene", run, "--drop", 0, "--name", "2=tag")
+    kept = (run / "intervention.json").read_bytes()
+    code, _, err = typed("intervene", run, tmp_path / "nowhere", "--clear", "--quantile", ".9", *QUICK)
+    assert (code, "no such file or folder" in err) == (2, True)
+    assert (run / "intervention.json").read_bytes() == kept
+    typed_well("intervene", run, "--clear", "--drop", 1)
+    now = Intervention.load(run / "intervention.json")
+    assert (now.drop, now.names) == ((1,), {2: "tag"})
+    (run / "intervention.json").write_text("{")
+    typed_well("intervene", run, "--clear")
     assert not (run / "intervention.json").exists()
+
+
+def test_a_part_that_is_dropped_now_is_no_longer_forced_and_a_forced_one_is_not_left_out_in_turn(run):
+    typed_well("intervene", run, "--force", 1, "--force", 2)
+    out, _ = typed_well("intervene", run, "--drop", 1)
+    assert "without part 1; part 2 always kept" in out
+    typed_well("intervene", run, "--force", 1)
+    now = Intervention.load(run / "intervention.json")
+    assert (now.drop, now.force) == ((), (1,))
+    assert "without part 1" not in next_steps(now, 3, {})
+    typed_well("audit", run, "--quick", *QUICK)
 
 
 def test_what_is_kept_is_still_proved_to_be_blind(run, data):
@@ -244,6 +273,15 @@ def test_pdiscoformer_is_corrected_in_the_same_way_and_a_hopeless_model_is_left_
     assert (run / "intervened-drop0" / "metrics.json").exists()
     code, _, err = typed("predict", run, data[0] / "val0.png", "--mask", data[0] / "val0.png")
     assert (code, "cannot be shown a mask" in err) == (2, True)
+
+
+def test_auc_is_improved_where_weights_were_selected_by_it_and_there_are_no_groups():
+    model = SimpleNamespace(run=SimpleNamespace(facts={"selection": {"metric": "auc"}}))
+    without, groups = SimpleNamespace(groups=None), SimpleNamespace(groups=np.zeros(1))
+    assert Bench(Intervene(Path("run")), None, model, None)._objective(without) == "auc"
+    assert Bench(Intervene(Path("run")), None, model, None)._objective(groups) is None
+    said = Intervene(Path("run"), objective="worst-class")
+    assert Bench(said, None, model, None)._objective(without) == "worst-class"
 
 
 def test_methods_without_parts_have_nothing_to_intervene_in(runs):

@@ -104,6 +104,12 @@ def test_what_it_says_is_what_predict_says_once_it_is_kept(run, toy):
     assert told == pytest.approx(answer.probabilities.tolist(), abs=1e-7)
 
 
+def test_a_forced_part_that_is_switched_off_is_forced_no_longer(run):
+    typed("intervene", run, "--force", 1)
+    wish = opened(run).wish(shown=[0, 2])
+    assert (wish.drop, wish.force) == ((1,), ())
+
+
 def test_the_slider_uses_the_distances_that_intervene_measures(run, toy):
     viewer = opened(run)
     wish = viewer.wish(shown=[0, 1, 2], removed=3)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from sightline.easel import Easel, heat_lines, occupied, twins_in
 from sightline.errors import UserError
 from sightline.interventions import Intervention
 from sightline.sight import Sight
-from sightline.strips import draw, shrunk
+from sightline.strips import draw, left_out_section, shrunk, told_apart
 from sightline.train import train
 
 from .commands import QUICK, copied, typed
@@ -67,6 +68,15 @@ def test_one_page_shows_every_kind_of_every_run_and_needs_no_other_file(made, tm
     assert "those of 16 training pictures" in page
 
 
+def test_runs_of_one_name_are_told_apart(made, tmp_path):
+    for parent in ("a", "b"):
+        shutil.copytree(made / "k2", tmp_path / parent / "run")
+    drawn = draw(told(tmp_path / "a" / "run", tmp_path / "b" / "run", out=tmp_path / "out"))
+    assert {"swapped-a-run", "swapped-b-run"} < {*drawn.sheets}
+    assert told_apart([Path("x/k1"), Path("x/k2")]) == ["k1", "k2"]
+    assert told_apart([Path("x/k1"), Path("x/k1")]) == ["k1-0", "k1-1"]
+
+
 def test_only_what_is_asked_for_is_drawn_and_lies_in_the_run_if_no_place_is_named(made, tmp_path):
     run = copied(made / "k2", tmp_path / "run")
     found = draw(told(run, kind=("occupancy",)))
@@ -84,6 +94,8 @@ def test_what_was_measured_without_each_part_is_a_table_with_pictures_on_a_page_
     trials = json.loads((run / "interventions" / "search.json").read_text())["trials"]
     assert all(f"<td>{trial['step']}</td>" in page for trial in trials)
     assert page.count('src="data:image/jpeg') == 2
+    measured = json.loads((run / "interventions" / "search.json").read_text())
+    assert "Look at it." in left_out_section(run, measured | {"suspect": {"sentence": "Look at it."}}).about
     found = draw(told(run, kind=("left-out",), out=tmp_path / "out"))
     assert "without part 1" in found.page.read_text()
     assert found.notes == ()

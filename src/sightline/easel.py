@@ -50,9 +50,10 @@ class Easel:
     method: PartLearner
     intervention: Intervention
     asked: Asked
+    called: str
 
     @classmethod
-    def open(cls, command: Strips, folder: Path, data: Path | None, first: Easel | None) -> Easel:
+    def open(cls, command: Strips, folder: Path, data: Path | None, first: Easel | None, called: str = "") -> Easel:
         from .assess import data_asked_for, opened
         from .intervene import kept, with_parts
 
@@ -67,7 +68,7 @@ class Easel:
             asked = first.asked
         if not len(asked.rows.where(command.split)):
             raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
-        return cls(command, model, accelerator, method, intervention, asked)
+        return cls(command, model, accelerator, method, intervention, asked, called or folder.name)
 
     @property
     def parts(self) -> int:
@@ -78,7 +79,7 @@ class Easel:
         facts = self.model.run.facts
         changed = f", {self.intervention.words}" if self.intervention.changes else ""
         called = {"ifam": "iFAM", "pdiscoformer": "PDiscoFormer"}.get(facts["method"], facts["method"])
-        return f"K = {self.parts}: {called}, {self.model.run.folder.name}{changed}"
+        return f"K = {self.parts}: {called}, {self.called}{changed}"
 
     @property
     def legend(self) -> list[tuple[str, Colour]]:

@@ -283,13 +283,13 @@ def _accuracies(answers: Answers, of: np.ndarray) -> np.ndarray:
 
 def _worst_group(answers: Answers) -> float:
     if answers.groups is None:
-        raise UserError(f"worst-group needs group labels, and the split {answers.split!r} has none: choose 'balanced'")
+        raise UserError(f"worst-group needs group labels, and the split {answers.split!r} has none: choose another")
     return float(_accuracies(answers, answers.groups).min())
 
 
 def _auc(answers: Answers) -> float:
     if len(answers.classes) != 2 or len(np.unique(answers.labels)) != 2:
-        raise UserError(f"auc needs images of exactly two classes in the split {answers.split!r}: choose 'balanced'")
+        raise UserError(f"auc needs images of exactly two classes in the split {answers.split!r}: choose another")
     margins, positive = answers.margins, answers.labels == 1
     return float(beaten(margins[positive], margins[~positive]).mean())
 

@@ -78,7 +78,10 @@ class Intervened(nn.Module):
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         """Of the parts that are left, by their names."""
         parts, _ = self.method.discover(images)
-        shares = self.correction.shares(Claims.of(parts, parts.scores)).unbind(dim=1)
+        correction = self.correction
+        if self.method.looks_again:  # distances are those of the closer look, and maps are not
+            correction = replace(correction, farthest=None)
+        shares = correction.shares(Claims.of(parts, parts.scores)).unbind(dim=1)
         left = [k for k in range(len(shares) - 1) if k not in self.intervention.drop]
         return {self.intervention.part(k): shares[k] for k in left} | {"background": shares[-1]}
 
@@ -234,12 +237,17 @@ class Outcome:
     @property
     def sentences(self) -> list[str]:
         said = [] if self.search is None else [self.search.sentence]
-        if self.intervention is None:
-            return [*said, f"{self.parts} parts, and no intervention is kept."]
-        found = self.intervention.facts.get("found")
-        how = f", found on the {found['split']} data of {found['data']}" if found else ""
-        names = ", ".join(f"{part} is {name}" for part, name in sorted(self.intervention.names.items()))
-        said.append(f"Kept: {self.intervention.words}{how}.")
+        if self.search is None and (suspect := (self.measured or {}).get("suspect")):
+            said = [f"When --find was asked: {suspect['sentence']}"]
+        now = self.intervention or Intervention()
+        if now.changes:
+            found = now.facts.get("found")
+            how = f", found on the {found['split']} data of {found['data']}" if found else ""
+            before = " from before" * (self.search is not None and self.search.gain is None)
+            said.append(f"Kept{before}: {now.words}{how}.")
+        else:
+            said.append(f"{self.parts} parts, and no intervention is kept.")
+        names = ", ".join(f"{part} is {name}" for part, name in sorted(now.names.items()))
         return [*said, f"Of {self.parts} parts, {names}."] if names else said
 
 
@@ -254,17 +262,25 @@ def correct(command: Intervene) -> Outcome:
     method = with_parts(model.method, str(command.run))
     names = parse_names(command.name)
     Intervention(command.drop, command.quantile, None, command.force, names).refuse_impossible(method.where.parts)
-    if command.clear and accelerator.is_main_process:
-        (model.run.folder / FILE).unlink(missing_ok=True)
-    accelerator.wait_for_everyone()
-    before = kept(model)
+    before = only_names(model) if command.clear else kept(model)
     names = dict(before.names if before else {}) | names
-    bench = Bench(command, accelerator, model, method)
+    bench = Bench(command, accelerator, model, method, before)
     if command.find:
         return bench.find(names)
     if by_hand or command.name:
         before = bench.by_hand(before or Intervention(), names)
+    elif command.clear:
+        before = bench.clear(before)
     return Outcome(method.where.parts, before, bench.measured())
+
+
+def only_names(model: Model) -> Intervention | None:
+    """What `--clear` leaves of what is kept: the names of parts, if it can be read and is about these weights."""
+    try:
+        before = kept(model)
+    except UserError:
+        return None
+    return Intervention(names=before.names) if before and before.names else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,11 +291,26 @@ class Bench:
     accelerator: Accelerator
     model: Model
     method: PartLearner
+    before: Intervention | None = None  # what there is to go on with
+
+    def clear(self, before: Intervention | None) -> Intervention | None:
+        """Nothing is changed any more; names stay."""
+        if before is not None:
+            return self._save(before)
+        if self.accelerator.is_main_process:
+            (self.model.run.folder / FILE).unlink(missing_ok=True)
+        self.accelerator.wait_for_everyone()
+        return None
 
     def by_hand(self, before: Intervention, names: dict[int, str]) -> Intervention:
-        """What is said takes the place of what was kept of its kind; the rest stays."""
-        said = {name: value for name in ("drop", "force") if (value := getattr(self.command, name))}
-        now = replace(before, names=names, **said)
+        """What is said takes the place of what was kept of its kind; the rest stays, but that a part dropped now is no
+        longer forced, and the other way round."""
+        drop, force = self.command.drop, self.command.force
+        drop, force = (
+            drop or tuple(part for part in before.drop if part not in force),
+            force or tuple(part for part in before.force if part not in drop),
+        )
+        now = replace(before, names=names, drop=drop, force=force)
         facts = dict(before.facts) if now == replace(before, names=names) else {}
         if (q := self.command.quantile) is not None:
             asked = self._asked()
@@ -302,7 +333,7 @@ class Bench:
         try:
             found = search(
                 looked, self.method.where.parts, {q: sketch.quantile(q) for q in QUANTILES},
-                objective=self.command.objective, names=names, seed=self.command.seed,
+                objective=self._objective(asked.rows), names=names, seed=self.command.seed,
             )  # fmt: skip
         finally:
             batches.close()
@@ -312,13 +343,21 @@ class Bench:
             self._draw(asked.rows, found)
         self.accelerator.wait_for_everyone()
         if found.gain is None:
-            before = kept(self.model)
-            before = self.by_hand(before or Intervention(), names) if self.command.name else before
+            before = self.before
+            if self.command.name:
+                before = self.by_hand(before or Intervention(), names)
+            elif self.command.clear:
+                before = self.clear(before)
             return Outcome(self.method.where.parts, before, self.measured(), found)
         about = {k: v for k, v in found.to_dict().items() if k != "trials"}
         facts = calibrated(asked, sketch) | {"found": data | about}
         chosen = self._save(replace(found.chosen, facts=facts))
         return Outcome(self.method.where.parts, chosen, self.measured(), found)
+
+    def _objective(self, rows: Rows) -> str | None:
+        """What is said; else AUC where weights were selected by it and there are no groups."""
+        by_auc = (self.model.run.facts.get("selection") or {}).get("metric") == "auc" and rows.groups is None
+        return self.command.objective or ("auc" if by_auc else None)
 
     def measured(self) -> dict[str, Any] | None:
         """What --find measured of these weights, this time or before."""

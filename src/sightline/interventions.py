@@ -53,7 +53,10 @@ class Intervention:
         from .where.corrections import Correction
 
         if self.quantile is not None and self.thresholds is None:
-            raise UserError(f"quantile {self.quantile}: needs distances of training patches; `calibrate` measures them")
+            raise UserError(
+                f"quantile {self.quantile:g}: needs distances of training patches; `sightline intervene RUN --quantile "
+                f"{self.quantile:g}` measures and keeps them, `calibrate` in Python measures them"
+            )
         return Correction(self.drop, self.force, None if self.quantile is None else self.thresholds)
 
     def refuse_impossible(self, parts: int) -> None:
@@ -130,7 +133,7 @@ def parse_names(said: tuple[str, ...]) -> dict[int, str]:
     names = {}
     for one in said:
         number, equals, name = one.partition("=")
-        if not equals or not number.strip().isdigit() or not name.strip():
+        if not equals or not number.strip().isdecimal() or not name.strip():
             raise UserError(f"--name {one}: say which part is what, such as 2=head")
         names[int(number)] = name.strip()
     return names
@@ -138,14 +141,15 @@ def parse_names(said: tuple[str, ...]) -> dict[int, str]:
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """Quantiles of positive numbers, part by part, in one pass and 140 kB per part, with a relative error of at most
-    `ERROR`: buckets whose widths grow with the numbers (DDSketch, Masson et al. 2019)."""
+    """Quantiles of positive numbers, part by part, in one pass and 830 kB per part, with a relative error of at most
+    `ERROR`: buckets whose widths grow with the numbers (DDSketch, Masson et al. 2019). Within a bucket ranks are spread
+    evenly, because distances may lie so close to each other that one holds some per cent of them."""
 
     counts: np.ndarray  # int64 [K, buckets]
 
-    ERROR = 1e-3
-    LEAST, MOST = 1e-6, 1e9
-    RATIO = (1 + ERROR) / (1 - ERROR)
+    ERROR = 2e-4
+    LEAST, MOST = 1e-3, 1e6
+    RATIO = 1 + ERROR
     BUCKETS = math.ceil(math.log(MOST / LEAST) / math.log(RATIO)) + 1
 
     @classmethod
@@ -159,10 +163,14 @@ class Sketch:
         self.counts[...] += np.bincount(flat, minlength=self.counts.size).reshape(self.counts.shape)
 
     def quantile(self, q: float) -> tuple[float, ...]:
-        """Of each part, the value at rank q (n - 1), rounded down; NaN where there is none."""
+        """Of each part, the value at rank q (n - 1); NaN where there is none."""
         found = []
         for counts in self.counts:
-            n = int(counts.sum())
-            bucket = int(np.searchsorted(counts.cumsum(), math.floor(q * (n - 1)) + 1)) if n else 0
-            found.append(2 * self.LEAST * self.RATIO**bucket / (self.RATIO + 1) if n else math.nan)
+            up_to, n = counts.cumsum(), int(counts.sum())
+            if not n:
+                found.append(math.nan)
+                continue
+            bucket = int(np.searchsorted(up_to, math.floor(q * (n - 1)) + 1))
+            inside = (q * (n - 1) + 1 - (up_to[bucket] - counts[bucket])) / counts[bucket]
+            found.append(self.LEAST * self.RATIO ** (bucket - 1 + min(float(inside), 1.0)))
         return tuple(found)

@@ -122,7 +122,7 @@ class Search:
             "trials": [trial.to_dict() for trial in self.trials],
             "steps": [asdict(step) for step in self.steps],
             "gain": None if self.gain is None else asdict(self.gain),
-            "suspect": None if self.suspect is None else asdict(self.suspect),
+            "suspect": None if self.suspect is None else asdict(self.suspect) | {"sentence": self.suspect.sentence},
         }
 
 
@@ -175,9 +175,12 @@ def search(
 def next_steps(
     current: Intervention, parts: int, thresholds: Mapping[float, tuple[float, ...]]
 ) -> dict[str, Intervention]:
-    """One more part left out, though never the last one; or one quantile, if there is none yet."""
+    """One more part left out, though never the last one or a forced one; or one quantile, if there is none yet."""
     left = [part for part in range(parts) if part not in current.drop]
-    steps = {f"without {current.part(k)}": replace(current, drop=(*current.drop, k)) for k in left if len(left) > 1}
+    left = left if len(left) > 1 else []
+    steps = {
+        f"without {current.part(k)}": replace(current, drop=(*current.drop, k)) for k in left if k not in current.force
+    }
     if current.quantile is None:
         for q, distances in thresholds.items():
             steps[f"quantile {q:g}"] = replace(current, quantile=q, thresholds=distances)

@@ -8,7 +8,7 @@ and without doubtful patches; and where each part usually is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def write_left_out(run: Path, measured: dict[str, Any]) -> Path:
     return path
 
 
-def left_out_section(run: Path, measured: dict[str, Any]) -> Section:
+def left_out_section(run: Path, measured: dict[str, Any], called: str = "") -> Section:
     from .intervene import SEARCH_FILE
 
     what = WORDS[measured["objective"]]
@@ -87,10 +87,13 @@ def left_out_section(run: Path, measured: dict[str, Any]) -> Section:
         about += f" Nothing surely helps: the best, {best['step']}, may be chance."
     taken = [step["step"] for step in measured["steps"] if step["taken"]]
     about += f" Chosen: {', then '.join(taken)}." if taken else ""
+    about += f" {measured['suspect']['sentence']}" if measured.get("suspect") else ""
     words = {"parts": "every part left out", "quantiles": "doubtful patches left out"}
     files = {name: run / SEARCH_FILE.parent / f"{name}.png" for name in words}
     pictures = {words[name]: Image.open(file).convert("RGB") for name, file in files.items() if file.exists()}
-    return Section(f"{run.name}: parts left out", about, pictures, table_of_trials(measured, what, MOST_COLUMNS))
+    return Section(
+        f"{called or run.name}: parts left out", about, pictures, table_of_trials(measured, what, MOST_COLUMNS)
+    )
 
 
 # ---- a page about runs -----------------------------------------------------------------------------------------------
@@ -115,20 +118,20 @@ def draw(command: Strips) -> Drawn:
     places: list[Line] = []
     notes: list[str] = []
     first: Easel | None = None
-    for folder in runs:
-        easel = Easel.open(command, folder, data, first)
+    for folder, called in zip(runs, told_apart(runs), strict=True):
+        easel = Easel.open(command, folder, data, first, called)
         first = first or easel
         if "parts" in command.kinds:
             maps += easel.part_maps()[bool(maps) :]
         if "swapped" in command.kinds:
             lines, how = easel.swapped()
             about = f"{easel.name}. {how} Faded is what belongs to no part; green answers are right, red ones wrong."
-            sections[f"swapped-{folder.name}"] = Section("The same on another background", about, {"": sheet_of(lines)})
+            sections[f"swapped-{called}"] = Section("The same on another background", about, {"": sheet_of(lines)})
         if "occupancy" in command.kinds:
             places += easel.occupancy()
         if "left-out" in command.kinds:
             if measured := easel.measured:
-                sections[f"left-out-{folder.name}"] = left_out_section(folder, measured)
+                sections[f"left-out-{called}"] = left_out_section(folder, measured, called)
             else:
                 notes.append(f"{folder}: nobody has left out its parts yet; `sightline intervene {folder} --find` does")
     about = {
@@ -148,5 +151,15 @@ def draw(command: Strips) -> Drawn:
     for name, picture in sheets.items():
         picture.save(command.folder / f"{name}.png")
     path = command.folder / "index.html"
-    save_plainly(path, page(f"Parts of {', '.join(run.name for run in runs)}", ordered.values()))
+    save_plainly(path, page(f"Parts of {', '.join(told_apart(runs))}", ordered.values()))
     return Drawn(path, sheets, tuple(notes))
+
+
+def told_apart(runs: Sequence[Path]) -> list[str]:
+    """Names for run folders: as much of the ends of their paths as it takes."""
+    paths = [run.resolve().parts for run in runs]
+    for length in range(1, max(map(len, paths)) + 1):
+        names = ["-".join(parts[-length:]).strip("/") for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{run.name}-{number}" for number, run in enumerate(runs)]  # the same one twice

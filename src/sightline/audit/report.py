@@ -165,6 +165,7 @@ def chosen_before(case: Case) -> str:
         f"On validation data ({measured['split']}, n {measured['n']:,}) the best of {best['tried']} changes, "
         f"{best['step']}, gained {100 * (best['after'] - best['before']):+.1f} points of the "
         f"{WORDS[measured['objective']]}, which {'exceeds' if best['taken'] else 'may be'} chance."
+        + (f" {measured['suspect']['sentence']}" if measured.get("suspect") else "")
     )
 
 

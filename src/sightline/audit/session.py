@@ -258,7 +258,8 @@ class Viewer:
         farthest from its part; what the run keeps besides, stays."""
         before = self.kept
         drop = tuple(part for part in range(self.parts) if part not in shown)
-        wish = replace(before, drop=drop, quantile=None, thresholds=None, facts={})
+        force = tuple(part for part in before.force if part in shown)
+        wish = replace(before, drop=drop, force=force, quantile=None, thresholds=None, facts={})
         if removed:
             q = round(1 - removed / 100, 6)
             limits = before.thresholds if q == before.quantile else self.calibration().sketch.result().quantile(q)

@@ -31,9 +31,10 @@ class Intervene:
     name: Annotated[tuple[str, ...], UseAppendAction] = ()
     """A part's name, such as 2=head."""
     clear: bool = False
-    """Forget what was kept, before anything else."""
+    """Undo what was kept, before anything else; names of parts stay."""
     objective: Literal["worst-group", "worst-class", "auc"] | None = None
-    """What --find is to improve. Default: the worst group, or the worst class where there are no groups."""
+    """What --find is to improve. Default: the worst group; where there are no groups, AUC if weights were selected by
+    it, else the worst class."""
     seed: int = 0
     batch: int = 64
     workers: int = 2

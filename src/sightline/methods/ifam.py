@@ -83,13 +83,17 @@ class IFam(PartLearner):
 
     def find(self, images: Tensor) -> Found:
         found = super().find(images)
-        if self.pixels is None or not self.pixels.look_again:
+        if not self.looks_again:
             return found
         views, windows = self.closer(images, self.in_pixels(foreground(found.deciding.scores), images))
         return replace(found, deciding=Claims.of(*self.discover(views)), windows=windows, views=views)
 
     def again(self, images: Tensor, found: Found) -> Found:
         return found if found.windows is None else replace(found, views=self.enlarged(images, found.windows))
+
+    @property
+    def looks_again(self) -> bool:
+        return self.pixels is not None and self.pixels.look_again
 
     def decide(self, images: Tensor, found: Found, correction: Correction | None = None) -> Sight:
         """Whatever is corrected, the window that was looked at again stays: nothing has to be found anew."""

@@ -111,6 +111,7 @@ class PartLearner(Learner):
 
     where: PartDiscovery
     pools = False  # the answer is made of the first stage's own features
+    looks_again = False  # closer, at a window
 
     def __init__(self, where: PartDiscovery, how: How):
         super().__init__()

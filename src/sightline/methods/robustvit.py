@@ -295,8 +295,8 @@ def shown(rows: Rows, candidates: np.ndarray, config: Pointed) -> np.ndarray:
 
 def shows_nothing(rows: Rows, index: int, config: Pointed) -> bool:
     assert rows.masks is not None
-    least, most = read_mask(open_file(rows.root, rows.masks[index]), rows.masks[index]).getextrema()
-    return most == 0 if config.bright == "thing" else least > 0
+    bright = np.asarray(read_mask(open_file(rows.root, rows.masks[index]), rows.masks[index]))
+    return not (bright if config.bright == "thing" else ~bright).any()
 
 
 def refuse_hopeless_masks(config: Pointed) -> None:

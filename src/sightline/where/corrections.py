@@ -60,11 +60,14 @@ class Correction:
 
     def removed(self, claims: Claims) -> Tensor:
         """bool [B, H, W]: what would be of a part, and becomes background."""
-        gone = _among(claims.part, self.drop)
-        if self.farthest is not None:
-            limit = claims.distances.new_tensor(self.farthest, dtype=torch.float64)
-            gone = gone | (claims.distances > limit[claims.part])
+        gone = _among(claims.part, self.drop) | self.too_far(claims)
         return gone & (hard_keep(claims.scores) | self.forced(claims))
+
+    def too_far(self, claims: Claims) -> Tensor:
+        """bool [B, H, W], also where the background would have the patch."""
+        if self.farthest is None:
+            return torch.zeros_like(claims.distances, dtype=torch.bool)
+        return claims.distances > claims.distances.new_tensor(self.farthest, dtype=torch.float64)[claims.part]
 
     def keep(self, claims: Claims) -> Tensor:
         """bool [B, H, W]: the patches that may be seen."""
@@ -74,7 +77,8 @@ class Correction:
     def foreground(self, claims: Claims) -> Tensor:
         """[B, H, W] in [0, 1]: the share of what may be seen."""
         share = foreground(claims.scores, self.keep_parts(claims))
-        return share.masked_fill(self.forced(claims), 1.0).masked_fill(self.removed(claims), 0.0)
+        gone = self.removed(claims) | self.too_far(claims)  # several parts may together have what none has alone
+        return share.masked_fill(self.forced(claims), 1.0).masked_fill(gone, 0.0)
 
     def shares(self, claims: Claims) -> Tensor:
         """[B, K+1, H, W]: the part maps; what is taken from the parts is given to the background."""
