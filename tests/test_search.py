@@ -69,6 +69,7 @@ def test_a_part_that_misleads_another_group_than_the_worst_is_named_but_not_left
     assert suspect.gain.low > 0 > suspect.cost.high
     assert found.sentence.startswith("Nothing surely helps")
     assert "But without part 1, a on b surely gains" in found.sentence
+    assert suspect.sentence.startswith("Without part 1, a on b")
     assert found.sentence.endswith("leave it out: --drop 1.")
     assert found.to_dict()["suspect"]["group"] == "a on b"
 

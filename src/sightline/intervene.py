@@ -233,13 +233,14 @@ class Outcome:
     intervention: Intervention | None
     measured: dict[str, Any] | None
     search: Search | None = None
+    notes: tuple[str, ...] = ()  # on data that are not the run's own
 
     @property
     def sentences(self) -> list[str]:
-        said = [] if self.search is None else [self.search.sentence]
-        if self.search is None and (suspect := (self.measured or {}).get("suspect")):
-            said = [f"When --find was asked: {suspect['sentence']}"]
-        now = self.intervention or Intervention()
+        said, now = [] if self.search is None else [self.search.sentence], self.intervention or Intervention()
+        suspect = None if self.search is not None else (self.measured or {}).get("suspect")
+        if suspect and suspect["part"] not in now.drop:
+            said.append(f"When --find was asked: {suspect['sentence']}")
         if now.changes:
             found = now.facts.get("found")
             how = f", found on the {found['split']} data of {found['data']}" if found else ""
@@ -327,6 +328,7 @@ class Bench:
         for split in ("val", "train"):
             if not len(asked.rows.where(split)):
                 raise UserError(f"{asked.path}: no pictures in the split {split!r}, which --find needs")
+        notes = () if asked.own else asked.rows.notes  # such as that a part of the training pictures validates
         sketch = self._calibrate(asked)
         batches = self._batches(asked.rows, asked.path, "val")
         looked = Looked(self.method, asked.rows, batches, self.accelerator)
@@ -348,11 +350,11 @@ class Bench:
                 before = self.by_hand(before or Intervention(), names)
             elif self.command.clear:
                 before = self.clear(before)
-            return Outcome(self.method.where.parts, before, self.measured(), found)
+            return Outcome(self.method.where.parts, before, self.measured(), found, notes)
         about = {k: v for k, v in found.to_dict().items() if k != "trials"}
         facts = calibrated(asked, sketch) | {"found": data | about}
         chosen = self._save(replace(found.chosen, facts=facts))
-        return Outcome(self.method.where.parts, chosen, self.measured(), found)
+        return Outcome(self.method.where.parts, chosen, self.measured(), found, notes)
 
     def _objective(self, rows: Rows) -> str | None:
         """What is said; else AUC where weights were selected by it and there are no groups."""

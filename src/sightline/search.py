@@ -76,8 +76,8 @@ class Suspect:
     def sentence(self) -> str:
         paid = f", and {self.at_a_cost_to} changes by {_points(self.cost)}" if self.cost.value < 0 else ""
         return (
-            f"But {self.step}, {self.group} surely gains, allowing for all parts and groups: {_points(self.gain)} "
-            f"points{paid}. Look at what it shows; if that should not count, leave it out: --drop {self.part}."
+            f"{self.step[0].upper()}{self.step[1:]}, {self.group} surely gains, allowing for all parts and groups: "
+            f"{_points(self.gain)} points{paid}. Look at what it shows; if that should not count, leave it out: --drop {self.part}."
         )
 
 
@@ -110,7 +110,8 @@ class Search:
             f"{100 * (last.after - last.before):+.1f} points of the {WORDS[self.objective]}, and that may be chance "
             f"(at least {100 * last.least_gain:+.1f}, allowing for all that were tried). It is not kept."
         )
-        return nothing if self.suspect is None else f"{nothing} {self.suspect.sentence}"
+        more = "" if self.suspect is None else self.suspect.sentence
+        return f"{nothing} But {more[0].lower()}{more[1:]}" if more else nothing
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -284,7 +285,7 @@ def table(measured: Mapping[str, Any]) -> Table:
     what = WORDS[measured["objective"]]
     caption = (
         f"Differences in points, with 95 % intervals, to {100 * measured['before']:.1f} % of the {what} as trained; "
-        f"{measured['split']!r} data, n {measured['n']:,}."
+        f"{measured['split']!r} data of {measured['data']}, n {measured['n']:,}."
     )
     header = ["", what, "gain", *map(escape, shown or ["most gained", "most lost"])]
     made = Table(*header, box=None, pad_edge=False, caption=caption)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import App, Audit, Export, Intervene, Push, Strips
-from ..screen import bar, counted, is_main_process
+from ..screen import bar, counted, is_main_process, print_notes
 
 
 def intervene(command: Intervene) -> int:
@@ -17,6 +17,7 @@ def intervene(command: Intervene) -> int:
         console = Console(highlight=False)
         if outcome.measured is not None and (command.find or not command.changes):
             console.print(table(outcome.measured))
+        print_notes(console, outcome.notes)
         for sentence in outcome.sentences:
             console.print(sentence, soft_wrap=True, markup=False)
         if command.find and outcome.measured is not None:
