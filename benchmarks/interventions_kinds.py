@@ -38,8 +38,10 @@ class Contrast:
     def find(self, evidence: Evidence) -> Finding:
         figures, difference = contrast(evidence, self.kind, self.terms, self.measure)
         seeds = {term.row: len(evidence.folders(self.kind, term.row)) for term in self.terms}
-        found = verdict(difference, self.margin)
-        return Finding(self.words, found, figures, difference, self.margin, self.decides, seeds)
+        found, same = verdict(difference, self.margin), len({term.row for term in self.terms}) == 1
+        every = [evidence.values(self.kind, term, self.measure) for term in self.terms]
+        note = "nothing was left out, so that answers are the same" if same and every[0] == every[-1] else ""
+        return Finding(self.words, found, figures, difference, self.margin, self.decides, seeds, note)
 
 
 @dataclass(frozen=True)

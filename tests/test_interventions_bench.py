@@ -313,3 +313,11 @@ def test_what_is_timed_has_the_gpu_for_itself(tmp_path, monkeypatch):
     assert goes == [(6, 3), (4, 1)]
     assert set(BUILDS) == set(SETS)
     assert Term(1, "a", "q0.99").words == "a (q0.99)"
+
+
+def test_a_comparison_of_a_run_with_itself_says_so(tmp_path):
+    add(tmp_path, "object", "a", plain=(20, 200), parts=(20, 200), both=(20, 80))
+    terms = less("a", "a", hows=("parts", "plain"))
+    assert "nothing was left out" in Contrast("object", terms, "worst group").find(Evidence(tmp_path)).note
+    terms = less("a", "a", hows=("both", "plain"))
+    assert Contrast("object", terms, "worst group").find(Evidence(tmp_path)).note == ""

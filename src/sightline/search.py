@@ -77,7 +77,8 @@ class Suspect:
         paid = f", and {self.at_a_cost_to} changes by {_points(self.cost)}" if self.cost.value < 0 else ""
         return (
             f"{self.step[0].upper()}{self.step[1:]}, {self.group} surely gains, allowing for all parts and groups: "
-            f"{_points(self.gain)} points{paid}. Look at what it shows; if that should not count, leave it out: --drop {self.part}."
+            f"{_points(self.gain)} points{paid}. Look at what it shows; if that should not count, leave it out: --drop "
+            f"{self.part}."
         )
 
 
