@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from rich.table import Table
 
 from claim_figures import Missing
 from relevance_evidence import CORRECT, WORST, Evidence, summary, versus
+from sightline.audit.perturbation import Curve
+from sightline.audit.stressed import Stressed
 from sightline.compare import verdict
 from sightline.errors import UserError
 from sightline.metrics import Estimate
-from waterbirds_results import about, facts_of, pack
+from waterbirds_results import about, facts_of, mean_over_seeds, pack
 
 EXAMPLES = 6  # pictures that were helped, and as many that were harmed
 COMPARED = ((CORRECT, "usual"), (CORRECT, "shifted"), (CORRECT, "all"), (WORST, "all"), ("mass gae", "all"))
@@ -44,13 +47,32 @@ def collect(runs: Path) -> dict[str, Any]:
         for name, known in lines.items():
             seeds = list(evidence.folders(folder.name, name))
             figures = {k: asdict(one) for k, one in summary(evidence, folder.name, name).items()}
-            rows.append({"row": name, "command": known["line"], "rate": known["rate"], "seeds": seeds} | figures)
+            curves = curves_of(list(evidence.folders(folder.name, name).values()))
+            about_row = {"row": name, "command": known["line"], "rate": known["rate"], "seeds": seeds}
+            rows.append(about_row | figures | ({"curves": curves} if curves else {}))
         if rows:
             facts = about(facts_of(next(iter(evidence.folders(folder.name, rows[0]["row"]).values()))))
             facts = {name: facts[name] for name in ("data", "trained_on")}
             found[folder.name] = facts | {"rows": rows, "paired": paired(evidence, folder.name, list(lines))}
             found[folder.name] |= {"warnings": list(apart(evidence, folder.name, list(lines)))}
     return found
+
+
+def curves_of(folders: Sequence[Path]) -> dict[str, Any]:
+    """By direction and map: accuracy with 10, 20, …, 90 % of the pixels black, and the area below; means over seeds."""
+    files = [folder / "stress" / "test.json" for folder in folders]
+    known = [Stressed.from_dict(json.loads(file.read_text(encoding="utf-8"))) for file in files if file.exists()]
+    by_name: dict[str, list[Curve]] = {}
+    for curve in (curve for one in known for curve in one.curves):
+        by_name.setdefault(f"{curve.direction} {curve.map}", []).append(curve)
+    return {
+        name: {
+            "accuracy": [round(float(np.mean([point.value for point in at])), 4) for at in zip(*points, strict=True)],
+            "trapezoid": asdict(mean_over_seeds([one.trapezoid for one in some])),
+        }
+        for name, some in by_name.items()
+        for points in [[one.accuracy for one in some]]
+    }
 
 
 def apart(evidence: Evidence, kind: str, rows: list[str]) -> Iterator[str]:
