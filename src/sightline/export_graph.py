@@ -36,7 +36,7 @@ from .what.zeroshot import ZeroShot
 from .where.adapter import AdaptedSight
 from .where.corrections import Claims, Correction
 from .where.crops import CentreSight, CropSight, in_pixels
-from .where.parts import Parts, hard_keep
+from .where.parts import Parts
 
 OPSET = 18
 WHOLE = 2.0**42  # attention times that, rounded, adds up exactly in double precision
@@ -56,11 +56,13 @@ class Switches(Correction):
     def forced(self, claims: Claims) -> Tensor:
         return self.always[claims.part]
 
-    def removed(self, claims: Claims) -> Tensor:
-        gone = ~self.kept[claims.part]
-        if self.farthest is not None:
-            gone = gone | (claims.distances > self.limits[claims.part])
-        return gone & (hard_keep(claims.scores) | self.forced(claims))
+    def dropped(self, claims: Claims) -> Tensor:
+        return ~self.kept[claims.part]
+
+    def too_far(self, claims: Claims) -> Tensor:
+        if self.farthest is None:
+            return torch.zeros_like(claims.distances, dtype=torch.bool)
+        return claims.distances > self.limits[claims.part]
 
 
 def switches(kept: Tensor, always: Tensor, limits: Tensor) -> Switches:

@@ -60,8 +60,12 @@ class Correction:
 
     def removed(self, claims: Claims) -> Tensor:
         """bool [B, H, W]: what would be of a part, and becomes background."""
-        gone = _among(claims.part, self.drop) | self.too_far(claims)
+        gone = self.dropped(claims) | self.too_far(claims)
         return gone & (hard_keep(claims.scores) | self.forced(claims))
+
+    def dropped(self, claims: Claims) -> Tensor:
+        """bool [B, H, W]"""
+        return _among(claims.part, self.drop)
 
     def too_far(self, claims: Claims) -> Tensor:
         """bool [B, H, W], also where the background would have the patch."""
