@@ -78,19 +78,6 @@ def test_patches_of_a_dropped_part_become_background_and_no_other_parts(generato
     assert not correction.foreground(some)[correction.removed(some)].any()
 
 
-def test_what_several_parts_have_together_is_removed_where_it_is_too_far_for_the_nearest(generator):
-    """Though the background has more of it than any single part, and so no patch would be removed."""
-    scores = torch.zeros(1, 3, 1, 2)
-    scores[:, -1] = 0.5
-    some = Claims(scores, torch.tensor([[[0.5, 2.0]]]))
-    correction = Correction(farthest=(1.0, 1.0))
-    assert not hard_keep(some.scores).any()
-    assert (Correction().foreground(some) > 0.5).all()
-    assert correction.foreground(some).ravel()[1] == 0 < correction.foreground(some).ravel()[0]
-    nowhere = Correction(farthest=(0.0,) * 4).foreground(claims(generator))
-    assert not nowhere.any()
-
-
 def test_what_training_hides_of_a_dropped_part_is_hidden_and_what_others_would_take_over_too(generator):
     some = claims(generator)
     correction = Correction(drop=(2,))

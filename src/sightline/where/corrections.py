@@ -68,7 +68,7 @@ class Correction:
         return _among(claims.part, self.drop)
 
     def too_far(self, claims: Claims) -> Tensor:
-        """bool [B, H, W], also where the background would have the patch."""
+        """bool [B, H, W]"""
         if self.farthest is None:
             return torch.zeros_like(claims.distances, dtype=torch.bool)
         return claims.distances > claims.distances.new_tensor(self.farthest, dtype=torch.float64)[claims.part]
@@ -81,8 +81,7 @@ class Correction:
     def foreground(self, claims: Claims) -> Tensor:
         """[B, H, W] in [0, 1]: the share of what may be seen."""
         share = foreground(claims.scores, self.keep_parts(claims))
-        gone = self.removed(claims) | self.too_far(claims)  # several parts may together have what none has alone
-        return share.masked_fill(self.forced(claims), 1.0).masked_fill(gone, 0.0)
+        return share.masked_fill(self.forced(claims), 1.0).masked_fill(self.removed(claims), 0.0)
 
     def shares(self, claims: Claims) -> Tensor:
         """[B, K+1, H, W]: the part maps; what is taken from the parts is given to the background."""
