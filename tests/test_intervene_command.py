@@ -13,7 +13,8 @@ from PIL import Image
 
 from sightline.checkpoint import load_tensors, save_tensors
 from sightline.config import Ifam, Intervene, Pdiscoformer
-from sightline.intervene import Bench, Intervened, intervened, with_kept
+from sightline.correcting import Bench
+from sightline.intervene import Intervened, intervened, with_kept
 from sightline.interventions import Intervention
 from sightline.load import load
 from sightline.search import next_steps

@@ -92,7 +92,7 @@ class Easel:
 
     @cached_property
     def measured(self) -> dict[str, Any] | None:
-        from .intervene import Bench
+        from .correcting import Bench
 
         return Bench(Intervene(self.model.run.folder), self.accelerator, self.model, self.method).measured()
 

@@ -9,7 +9,7 @@ from ..screen import bar, counted, is_main_process, print_notes
 def intervene(command: Intervene) -> int:
     from rich.console import Console
 
-    from ..intervene import correct
+    from ..correcting import correct
     from ..search import table
 
     outcome = correct(command)
