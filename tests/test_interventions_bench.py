@@ -270,6 +270,29 @@ def test_a_run_is_measured_under_every_intervention_once(tmp_path):
     assert times == [(path / name).stat().st_mtime_ns for name in (FOUND, TEST, SIGHT, SIGHTS)]
 
 
+def test_of_every_drawn_thing_it_is_measured_how_much_each_part_has(tmp_path):
+    """Here the things are the birds themselves, by their place."""
+    data = write_toy(tmp_path / "toy", train=24, val=12, test=16, size=32)
+    with (data / "rows.csv").open(newline="") as file:
+        lines = [line | {"object_mask": line["mask"]} for line in csv.DictReader(file)]
+    with (data / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, lines[0])
+        writer.writeheader()
+        writer.writerows(lines)
+    told = {"size": 32, "epochs": 1, "batch": 12, "workers": 0, "device": "cpu", "sight": "patches", "parts": 2}
+    path = folder_of(tmp_path / "runs" / "object", "iFAM K=8", 0)
+    train(Ifam(data, out=path, backbone="random:nano", **told))
+    measure(path, How("object", batch=16, workers=0, device="cpu"))
+    found = json.loads((path / FOUND).read_text())["objects"]
+    places = {line["group_place"] for line in lines}
+    assert {*found} == places
+    assert sum(one["n"] for one in found.values()) == 12
+    for one in found.values():
+        assert one["part"] == int(np.argmax(one["share_of_the_object"]))
+        assert 0 <= sum(one["share_of_the_object"]) <= 1 + 1e-6
+    assert max(max(one["share_of_the_object"]) for one in found.values()) > 0
+
+
 def answers_of(right: np.ndarray) -> Answers:
     labels, groups = np.arange(len(right)) % 2, np.arange(len(right)) % 4
     logits = 4.0 * np.eye(2)[np.where(right, labels, 1 - labels)]
