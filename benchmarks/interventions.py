@@ -10,8 +10,9 @@
     python benchmarks/interventions_claims.py runs/interventions --out benchmarks/results/claims_interventions.json
 
 One run folder per row and seed, several trained side by side, a JSON line for each; what is finished is skipped, what
-was interrupted goes on: call it again. One seed of every row comes first, then further seeds, then ablations (`--turns`
-chooses), and last, alone, what is timed. Weights, parts to leave out and quantiles are chosen on validation data.
+was interrupted goes on: call it again, also elsewhere (`--pack`, `--earlier`). One seed of what claims are decided by
+comes first, then further seeds, then rows beside them (`--turns` says otherwise), and last, alone, what is timed.
+Weights, parts to leave out and quantiles are chosen on validation data.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from interventions_rows import ABLATIONS, ALONE, BUILDS, FIRST, MORE_SEEDS, SETS, WITH_OBJECTS, Row, rows_of
+from interventions_claims import deciding_rows
+from interventions_rows import BUILDS, SETS, WITH_OBJECTS, Row, rows_of
 from lanes import Job, as_typed, deadline_in, say, side_by_side
 from sightline.errors import UserError
 from waterbirds_rows import folder_of
 
-TURNS = {"first": FIRST, "seeds": MORE_SEEDS, "ablations": ABLATIONS, "timed": ALONE}
+TURNS = ("deciding", "seeds", "beside", "timed")
 NOISE_ROWS = ("iFAM K=8", "PDiscoFormer K=8")  # on the sets with objects
 
 
@@ -62,7 +64,7 @@ class Interventions:
     rows: tuple[str, ...] = ()
     """These rows; * stands for anything. Default: all."""
     turns: tuple[str, ...] = ()
-    """first, seeds, ablations, timed. Default: all, in this order."""
+    """In which order, or some only. Default: deciding, seeds, beside, timed."""
     noise: int = 40
     """Searches on shuffled labels."""
     epochs: int | None = None
@@ -80,19 +82,34 @@ class Interventions:
     collect: bool = False
     """Run nothing; put together what is finished, also elsewhere."""
     pack: Path | None = None
-    """A folder for the results, without weights, in .tgz files of at most 12 MB."""
+    """Run nothing; put what is finished into this folder, without weights, a file for each set."""
+    earlier: Path | None = None
+    """A folder that --pack made: runs in it are finished."""
     note: str = ""
     out: Path | None = None
 
 
 def wanted(config: Interventions) -> list[Row]:
-    """The rows asked for, turn by turn; within a turn, those that take longest first."""
+    """The rows asked for, turn by turn; within a turn what claims are decided by, and what takes longest, first."""
     if unknown := (set(config.only) - set(SETS)) | (set(config.turns) - set(TURNS)):
         raise UserError(f"{sorted(unknown)[0]!r}: sets are {', '.join(SETS)}, turns {', '.join(TURNS)}")
-    turns = {TURNS[name] for name in config.turns or TURNS}
-    rows = [row for kind in config.only or SETS for row in rows_of(kind) if row.turn in turns]
+    decide, turns = deciding_rows(), config.turns or TURNS
+    rows = [row for kind in config.only or SETS for row in rows_of(kind)]
     named = [row for row in rows if not config.rows or any(fnmatchcase(row.name, one) for one in config.rows)]
-    return sorted(named, key=lambda row: (row.turn, -row.seconds))
+    asked = [row for row in named if turn_of(row, decide) in turns]
+
+    def order(row: Row) -> tuple[int, int, bool, int]:
+        return turns.index(turn_of(row, decide)), row.seed, (row.set, row.name) not in decide, -row.seconds
+
+    return sorted(asked, key=order)
+
+
+def turn_of(row: Row, decide: set[tuple[str, str]]) -> str:
+    if row.timed:
+        return "timed"
+    if row.seed:
+        return "seeds"
+    return "deciding" if (row.set, row.name) in decide else "beside"
 
 
 def with_data(config: Interventions, rows: Iterable[Row]) -> list[Row]:
@@ -145,7 +162,7 @@ def do(config: Interventions, row: Row) -> dict[str, Any]:
         if not (path / "metrics.json").exists():
             train(command_of(config, row))
             (path / "last.safetensors").unlink(missing_ok=True)  # three times the weights
-            cost = cost_of(path, config.device) if (row.turn, row.seed) == (FIRST, 0) else None
+            cost = None if row.seed or row.timed else cost_of(path, config.device)
             read_run(path).note(benchmark={"set": row.set, "row": row.name, "line": row.line, "cost": cost})
         trained = time.perf_counter() - began
         if row.interventions and not is_measured(path):
@@ -188,9 +205,7 @@ def figures_of(path: Path) -> dict[str, Any]:
 def do_all(config: Interventions, rows: Sequence[Row], deadline: float | None) -> None:
     """Several at once, but what is timed has the GPU for itself."""
     for alone, lanes in ((False, config.parallel), (True, 1)):
-        jobs = [
-            Job(row.about, do, (config, row)) for row in rows if (row.turn == ALONE) == alone and lacks(config, row)
-        ]
+        jobs = [Job(row.about, do, (config, row)) for row in rows if row.timed == alone and lacks(config, row)]
         side_by_side(jobs, lanes, deadline)
 
 
@@ -199,12 +214,12 @@ def do_all(config: Interventions, rows: Sequence[Row], deadline: float | None) -
 
 def estimates(rows: Sequence[Row]) -> Table:
     table = Table("turn", "set", "row", "seed", "GPU seconds", "sightline train", box=None, pad_edge=False)
-    names = {number: name for name, number in TURNS.items()}
+    decide = deciding_rows()
     for row in rows:
-        table.add_row(names[row.turn], row.set, row.name, str(row.seed), str(row.seconds), row.line)
-    for name, turn in TURNS.items():
-        some = [row.seconds for row in rows if row.turn == turn]
-        table.add_row(name, "", f"{len(some)} rows", "", str(sum(some)), "")
+        table.add_row(turn_of(row, decide), row.set, row.name, str(row.seed), str(row.seconds), row.line)
+    for turn in TURNS:
+        some = [row.seconds for row in rows if turn_of(row, decide) == turn]
+        table.add_row(turn, "", f"{len(some)} rows", "", str(sum(some)), "")
     return table
 
 
@@ -238,6 +253,16 @@ def main() -> None:
     if config.estimate:
         Console(highlight=False, width=200).print(estimates(rows))
         return
+    if config.pack:
+        from interventions_evidence import pack_all
+
+        for line in pack_all(config.runs, config.pack):
+            say(line)
+        return
+    if config.earlier:
+        from interventions_evidence import unpack_all
+
+        unpack_all(config.earlier, config.runs)
     if not config.collect:
         if not config.backbone or not with_data(config, rows):
             raise UserError("--backbone and at least one of --cub, --object, --pair, --birds, --mixed: name them")
@@ -251,11 +276,6 @@ def main() -> None:
         from record import record
 
         record(config.out, "cpu", {"note": config.note, "sets": found, "missing": missing})
-    if config.pack:
-        from interventions_evidence import pack_all
-
-        for line in pack_all(config.runs, config.pack):
-            say(line)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from claims import NOT_RUN, Claim, Finding, conclude
-from interventions_evidence import PLAIN, Evidence, Term
+from interventions_evidence import PLAIN, Evidence, Term, unpacked
 from interventions_kinds import NEAR, Contrast, Costs, Faster, SilentOnNoise, TookTheObject
 from interventions_rows import ABLATED, DROPOUTS, QUANTILES, SETS, WITH_OBJECTS, rows_of
 from record import record
@@ -185,10 +185,15 @@ def claims_about() -> list[Claim]:
     return [*published, *(Claim(id, says, OURS, tests=some) for id, (says, some) in ours.items())]  # ty: ignore[invalid-argument-type]
 
 
-def rows_named(claim: Claim) -> set[tuple[str, str]]:
+def deciding_rows() -> set[tuple[str, str]]:
+    """Sets and rows that verdicts hang on."""
+    return {row for claim in claims_about() for row in rows_named(claim, only_deciding=True)}
+
+
+def rows_named(claim: Claim, *, only_deciding: bool = False) -> set[tuple[str, str]]:
     """Sets and rows that a claim is about."""
     found = set()
-    for test in claim.tests:
+    for test in [one for one in claim.tests if one.decides or not only_deciding]:
         if isinstance(test, Contrast):
             found |= {(test.kind, term.row) for term in test.terms}
         elif isinstance(test, Costs):
@@ -216,7 +221,7 @@ def command_for(claim: Claim) -> str:
 @dataclass(frozen=True)
 class InterventionClaims:
     runs: Positional[Path]
-    """The folder that `benchmarks/interventions.py` made."""
+    """The folder that `benchmarks/interventions.py` made, or its `--pack`."""
     only: tuple[str, ...] = ()
     out: Path | None = None
 
@@ -244,9 +249,9 @@ def main() -> None:
     every = claims_about()
     if unknown := set(config.only) - {claim.id for claim in every}:
         raise UserError(f"--only {' '.join(sorted(unknown))}: known are {', '.join(claim.id for claim in every)}")
-    evidence = Evidence(config.runs)
     chosen = [claim for claim in every if not config.only or claim.id in config.only]
-    concluded = [(claim, *conclude(claim, evidence)) for claim in chosen]  # ty: ignore[invalid-argument-type]
+    with unpacked(config.runs) as runs:
+        concluded = [(claim, *conclude(claim, Evidence(runs))) for claim in chosen]  # ty: ignore[invalid-argument-type]
     show(concluded)
     if config.out:
         lines = {(row.set, row.name): row.line for kind in SETS for row in rows_of(kind)}

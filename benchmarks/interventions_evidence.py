@@ -6,16 +6,19 @@ import csv
 import io
 import json
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from claim_figures import Missing
 from interventions_measure import FOUND, SIGHT, SIGHTS, TEST, as_csv
+from sightline.errors import UserError
 from sightline.evaluate import RESAMPLES
 from sightline.intervals import TAIL, least_gain, over_runs, resample
 from sightline.metrics import Estimate
@@ -23,7 +26,7 @@ from waterbirds_results import facts_of, mean_over_seeds
 from waterbirds_rows import folder_of
 
 KEPT = ("run.json", "metrics.json", "log.jsonl", *map(str, (FOUND, TEST, SIGHT, SIGHTS)))
-PLAIN = "plain"
+PACKED, PLAIN = ".tar.xz", "plain"
 SHOWN = ("pooled_iou", "pixel_iou", "grid_iou", "coverage", "keypoint_error")
 
 
@@ -209,11 +212,11 @@ def sights_of(folders: Sequence[Path]) -> Iterator[tuple[str, str, str, Estimate
 
 
 def pack_all(runs: Path, into: Path) -> Iterator[dict[str, Any]]:
-    """Results without weights and without the probabilities of 200 classes, a file for each set."""
+    """Results without weights and without the probabilities of 200 classes, a file for each set, as small as can be."""
     into.mkdir(parents=True, exist_ok=True)
     for kind in sorted(path for path in runs.iterdir() if path.is_dir()):
-        target = into / f"{kind.name}.tgz"
-        with tarfile.open(target, "w:gz") as file:
+        target = into / f"{kind.name}{PACKED}"
+        with tarfile.open(target, "w:xz") as file:
             for folder in sorted(path for path in kind.iterdir() if (path / "metrics.json").exists()):
                 for name in (name for name in KEPT if (folder / name).exists()):
                     file.add(folder / name, f"{folder.name}/{name}")
@@ -223,6 +226,29 @@ def pack_all(runs: Path, into: Path) -> Iterator[dict[str, Any]]:
                     entry.size = len(content)
                     file.addfile(entry, io.BytesIO(content))
         yield {"packed": target.name, "megabytes": round(target.stat().st_size / 1e6, 2)}
+
+
+def unpack_all(parcels: Path, runs: Path) -> None:
+    """Runs that are there already stay as they are."""
+    found = sorted(parcels.glob(f"*{PACKED}"))
+    if not found:
+        raise UserError(f"{parcels}: no *{PACKED} in it, which --pack makes")
+    for parcel in found:
+        target = runs / parcel.name.removesuffix(PACKED)
+        there = {path.name for path in target.glob("*") if (path / "metrics.json").exists()}
+        with tarfile.open(parcel) as file:
+            file.extractall(target, [one for one in file if Path(one.name).parts[0] not in there], filter="data")
+
+
+@contextmanager
+def unpacked(folder: Path) -> Generator[Path]:
+    """A folder of runs; of parcels, one with the runs in them, for a while."""
+    if not any(folder.glob(f"*{PACKED}")):
+        yield folder
+        return
+    with TemporaryDirectory() as place:
+        unpack_all(folder, Path(place))
+        yield Path(place)
 
 
 def outcomes_as_csv(known: Outcomes) -> str:

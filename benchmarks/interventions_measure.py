@@ -39,7 +39,7 @@ from sightline.search import Search, search
 
 FOLDER = Path("interventions")
 FOUND, TEST, SIGHT, SIGHTS = (FOLDER / name for name in ("found.json", "test.csv", "sight.json", "sight.csv"))
-PER_PICTURE = ("grid_iou", "pixel_iou", "coverage")
+PER_PICTURE = "pixel_iou"
 Answering = Callable[[Sequence[Intervention]], list[Answers]]
 
 
@@ -205,9 +205,8 @@ class Desk:
                     cache=self.how.cache,
                 )  # fmt: skip
                 figures.setdefault(part, {})[name] = {key: asdict(one) for key, one in found.figures.items()}
-                for figure in PER_PICTURE:
-                    values = zip(found.pictures["image"], found.pictures[figure], strict=True)
-                    columns.setdefault(f"{name} {figure}", {}).update(values)
+                values = zip(found.pictures["image"], found.pictures[PER_PICTURE], strict=True)
+                columns.setdefault(f"{name} {PER_PICTURE}", {}).update(values)
         images = list(next(iter(columns.values())))
         table = {"image": images} | {
             name: ["" if values[image] is None else f"{values[image]:.4g}" for image in images]

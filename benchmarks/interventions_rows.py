@@ -1,4 +1,4 @@
-"""The rows of the tables on interventions and ablations: name -> arguments of `sightline train`, by set, in turns."""
+"""The rows of the tables on interventions and ablations: name -> arguments of `sightline train`, by set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ BUILDS = {
 SETS, WITH_OBJECTS = tuple(BUILDS), ("object", "pair")
 PICTURES = {"cub": 5245, "object": 4795, "pair": 4795, "birds": 4795, "mixed": 4795}  # of training
 QUANTILES = (0.99, 0.97)
-FIRST, MORE_SEEDS, ABLATIONS, ALONE = range(4)  # turns
 SEEDS = (0, 1, 2)
 
 # Two hundred species have few pictures each: twice as many steps.
@@ -55,8 +54,8 @@ MEASURING = {"cub": 30, "object": 20, "pair": 20, "birds": 0, "mixed": 0}  # int
 
 @dataclass(frozen=True)
 class Row(lanes.Row):
-    turn: int = FIRST
     interventions: bool = False  # are measured
+    timed: bool = False  # alone on the GPU
 
     @property
     def seconds(self) -> int:
@@ -76,15 +75,12 @@ def assert_shaping_is_complete() -> None:
 
 
 def rows_of(kind: str) -> list[Row]:
-    """Of a set, in the order they are done."""
     assert_shaping_is_complete()
-    found = {"cub": cub, "object": objects, "pair": pair, "birds": birds, "mixed": mixed}[kind]()
-    return sorted(found, key=lambda row: row.turn)
+    return {"cub": cub, "object": objects, "pair": pair, "birds": birds, "mixed": mixed}[kind]()
 
 
 def each(kind: str, name: str, line: str, seeds: Iterable[int] = (0,), *, interventions: bool = False) -> list[Row]:
-    turns = {0: FIRST}
-    return [Row(kind, name, line, seed, turns.get(seed, MORE_SEEDS), interventions) for seed in seeds]
+    return [Row(kind, name, line, seed, interventions) for seed in seeds]
 
 
 def with_parts(kind: str, patches: str, several: tuple[int, ...], once: tuple[int, ...] = ()) -> list[Row]:
@@ -100,10 +96,7 @@ def with_parts(kind: str, patches: str, several: tuple[int, ...], once: tuple[in
 
 
 def ablations(kind: str, patches: str) -> list[Row]:
-    return [
-        Row(kind, f"iFAM K=4, {how}", f"ifam --parts 4{patches} {flag}", turn=ABLATIONS)
-        for how, flag in ABLATED.items()
-    ]
+    return [Row(kind, f"iFAM K=4, {how}", f"ifam --parts 4{patches} {flag}") for how, flag in ABLATED.items()]
 
 
 def cub() -> list[Row]:
@@ -136,8 +129,8 @@ def birds() -> list[Row]:
     rows = with_parts("birds", PATCHES, (4,), (8, 16)) + ablations("birds", PATCHES)
     for how, flags in PRECISIONS.items():
         line = f"ifam --parts 4{PATCHES.replace(NOT_AVERAGED, '')} {flags}{NOT_AVERAGED * ('--average' not in flags)}"
-        rows += [Row("birds", f"iFAM K=4, {how}", line, turn=ABLATIONS)] * (how != "bf16")  # which is iFAM K=4
-        rows.append(Row("birds", f"iFAM K=4, timed, {how}", f"{line} --epochs {BRIEFLY}", turn=ALONE))
+        rows += [Row("birds", f"iFAM K=4, {how}", line)] * (how != "bf16")  # which is iFAM K=4
+        rows.append(Row("birds", f"iFAM K=4, timed, {how}", f"{line} --epochs {BRIEFLY}", timed=True))
     return rows
 
 

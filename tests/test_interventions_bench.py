@@ -4,7 +4,6 @@ import csv
 import json
 import shlex
 import sys
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +23,9 @@ import interventions
 import interventions_claims as claims
 from claim_figures import Missing
 from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, conclude
-from interventions import Interventions, command_of, folder, lacks, wanted
-from interventions_claims import claims_about, less, rows_named
-from interventions_evidence import Evidence, Term, contrast, outcomes_in, pack_all, table_of
+from interventions import TURNS, Interventions, command_of, folder, lacks, turn_of, wanted
+from interventions_claims import claims_about, deciding_rows, less, rows_named
+from interventions_evidence import Evidence, Term, contrast, outcomes_in, pack_all, table_of, unpack_all, unpacked
 from interventions_kinds import Contrast, Costs, Faster, SilentOnNoise, TookTheObject
 from interventions_measure import (
     FOUND,
@@ -41,7 +40,7 @@ from interventions_measure import (
     on_noise,
     remembered,
 )
-from interventions_rows import ABLATED, ABLATIONS, ALONE, BUILDS, FIRST, MORE_SEEDS, SETS, Row, rows_of
+from interventions_rows import ABLATED, BUILDS, SETS, Row, rows_of
 from waterbirds_rows import folder_of
 
 EVERY = [row for kind in SETS for row in rows_of(kind)]
@@ -73,16 +72,20 @@ def test_the_ablations_are_those_of_the_papers_table(tmp_path):
     assert told["iFAM K=4, no stage-1 classification"].classify_parts == 0
     assert told["iFAM K=4, frozen stage 2"].freeze_predictor
     assert {told[f"iFAM K=4, part dropout {share}"].part_dropout for share in ("0", "0.1", "0.5")} == {0, 0.1, 0.5}
-    assert {f"iFAM K=4, {how}" for how in ABLATED} == {row.name for row in rows_of("cub") if row.turn == ABLATIONS}
+    assert {f"iFAM K=4, {how}" for how in ABLATED} <= {row.name for row in rows_of("cub")}
 
 
-def test_first_seeds_come_first_then_more_seeds_then_ablations_then_what_is_timed():
-    turns = [row.turn for row in wanted(Interventions())]
-    assert turns == sorted(turns)
-    assert set(turns) == {FIRST, MORE_SEEDS, ABLATIONS, ALONE}
-    assert all(row.seed == 0 for row in EVERY if row.turn != MORE_SEEDS)
-    some = wanted(Interventions(only=("object",), rows=("iFAM*",), turns=("first",)))
-    assert {row.name for row in some} == {f"iFAM K={k}" for k in (1, 4, 8, 16)} | {"iFAM K=8, pixels"}
+def test_what_decides_comes_first_then_more_seeds_then_rows_beside_then_what_is_timed():
+    decide = deciding_rows()
+    turns = [turn_of(row, decide) for row in wanted(Interventions())]
+    assert list(dict.fromkeys(turns)) == list(TURNS)
+    assert turns == sorted(turns, key=TURNS.index)
+    assert all((row.seed > 0) == (turn == "seeds") for row, turn in zip(wanted(Interventions()), turns, strict=True))
+    assert {("cub", f"iFAM K=4, {how}") for how in ABLATED} < decide
+    assert ("object", "ERM") not in decide
+    some = wanted(Interventions(only=("object",), rows=("iFAM*",), turns=("beside", "deciding")))
+    assert {row.name for row in some[:-1]} == {f"iFAM K={k}" for k in (1, 4, 16)} | {"iFAM K=8, pixels"}
+    assert some[-1].name == "iFAM K=8"
     with pytest.raises(UserError, match="'astrology'"):
         wanted(Interventions(turns=("astrology",)))
 
@@ -231,10 +234,27 @@ def test_runs_without_parts_are_read_from_their_answers_and_packed_without_proba
         csv.writer(file).writerows([("image", "label", "group", "predicted", "p_a"), *lines])
     assert outcomes_in(path).right == {"plain": before}
     (packed,) = pack_all(tmp_path / "runs", tmp_path / "parcels")
-    assert packed["packed"] == "cub.tgz"
-    with tarfile.open(tmp_path / "parcels" / "cub.tgz") as file:
-        file.extractall(tmp_path / "there" / "cub", filter="data")
+    assert packed["packed"] == "cub.tar.xz"
+    unpack_all(tmp_path / "parcels", tmp_path / "there")
     assert outcomes_in(tmp_path / "there" / "cub" / path.name).right == {"plain": before}
+
+
+def test_what_was_packed_elsewhere_is_finished_here_and_takes_nothing_from_what_is_here(tmp_path):
+    for seed in range(2):
+        add(tmp_path / "away", "mixed", "ERM", seed, plain=(3, 5))
+    list(pack_all(tmp_path / "away", tmp_path / "parcels"))
+    here = add(tmp_path / "here", "mixed", "ERM", plain=(7, 9))
+    config, before = Interventions(runs=tmp_path / "here"), (here / TEST).read_text()
+    unpack_all(tmp_path / "parcels", config.runs)
+    assert (here / TEST).read_text() == before
+    assert [lacks(config, row) for row in rows_of("mixed") if row.name == "ERM"] == [[], [], ["training"]]
+    with unpacked(tmp_path / "parcels") as runs:
+        assert list(Evidence(runs).folders("mixed", "ERM")) == [0, 1]
+    assert not runs.exists()
+    with unpacked(tmp_path / "here") as runs:
+        assert runs == tmp_path / "here"
+    with pytest.raises(UserError, match="--pack"):
+        unpack_all(tmp_path / "here", tmp_path / "elsewhere")
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -329,9 +349,9 @@ def test_key_points_of_birds_are_joined_by_number(tmp_path):
 
 
 def test_what_is_timed_has_the_gpu_for_itself(tmp_path, monkeypatch):
-    goes = []
+    goes, ablated = [], {row.name for row in rows_of("birds") if "," in row.name}
     monkeypatch.setattr(interventions, "side_by_side", lambda jobs, lanes, _: goes.append((len(jobs), lanes)))
-    rows = [row for row in rows_of("birds") if row.turn in (FIRST, ALONE)]
+    rows = [row for row in rows_of("birds") if row.timed or (row.seed == 0 and row.name not in ablated)]
     interventions.do_all(Interventions(birds=tmp_path, runs=tmp_path, parallel=3), rows, None)
     assert goes == [(6, 3), (4, 1)]
     assert set(BUILDS) == set(SETS)
