@@ -74,7 +74,7 @@ class Interventions:
     device: str = "auto"
     precision: str = "bf16"
     compile: bool = False
-    """Compile the ViTs' blocks: slow to begin with, then faster."""
+    """Compile the ViTs' blocks, but of what is timed: slow to begin with, then faster."""
     minutes: float | None = None
     """End after so long: what is in training then is saved, and gone on with by the next call."""
     estimate: bool = False
@@ -148,7 +148,7 @@ def command_of(config: Interventions, row: Row) -> Any:
         "--seed", str(row.seed), "--device", config.device, "--workers", str(config.workers),
         "--cache", str(cache_of(config)), "--resume",
     ]  # fmt: skip
-    return as_typed(row.name, method, given, compile=config.compile)
+    return as_typed(row.name, method, given, compile=config.compile and not row.timed)
 
 
 def do(config: Interventions, row: Row) -> dict[str, Any]:
@@ -203,10 +203,12 @@ def figures_of(path: Path) -> dict[str, Any]:
 
 
 def do_all(config: Interventions, rows: Sequence[Row], deadline: float | None) -> None:
-    """Several at once, but what is timed has the GPU for itself."""
-    for alone, lanes in ((False, config.parallel), (True, 1)):
-        jobs = [Job(row.about, do, (config, row)) for row in rows if row.timed == alone and lacks(config, row)]
-        side_by_side(jobs, lanes, deadline)
+    """Several at once; but what is timed has the GPU for itself, and time is left for it."""
+    todo = [row for row in rows if lacks(config, row)]
+    together, alone = ([row for row in todo if row.timed == timed] for timed in (False, True))
+    before = None if deadline is None else deadline - sum(row.seconds for row in alone)
+    for some, lanes, until in ((together, config.parallel, before), (alone, 1, deadline)):
+        side_by_side([Job(row.about, do, (config, row)) for row in some], lanes, until)
 
 
 # ---- what there is ---------------------------------------------------------------------------------------------------

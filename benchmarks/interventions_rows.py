@@ -48,7 +48,7 @@ PRECISIONS = {
 BRIEFLY = 3  # epochs: the last one's speed counts
 # Pictures per second of training and measuring, of a whole H200 with ViT-Ti: 40 s for 30 epochs of iFAM on 4,795.
 RATES = {"ifam": 3600, "pixels": 1920, "pdiscoformer": 6000, "erm": 9000, "early-mask": 7000, "late-mask": 8000}
-FP32_SLOWER = 2.5
+FP32_SLOWER, ALONE_SLOWER, START = 2.5, 2.5, 10  # times, times, seconds: of a run that has the GPU for itself
 MEASURING = {"cub": 30, "object": 20, "pair": 20, "birds": 0, "mixed": 0}  # interventions, in seconds
 
 
@@ -64,8 +64,9 @@ class Row(lanes.Row):
         if method == "probe":
             return 10
         rate = RATES["pixels" if method == "ifam" and "patches" not in self.line else method]
-        slower = FP32_SLOWER if "fp32" in self.line else 1
-        return round(PICTURES[self.set] * epochs / rate * slower) + MEASURING[self.set] * self.interventions
+        slower = (FP32_SLOWER if "fp32" in self.line else 1) * (ALONE_SLOWER if self.timed else 1)
+        more = MEASURING[self.set] * self.interventions + START * self.timed
+        return round(PICTURES[self.set] * epochs / rate * slower) + more
 
 
 def assert_shaping_is_complete() -> None:

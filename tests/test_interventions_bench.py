@@ -350,10 +350,15 @@ def test_key_points_of_birds_are_joined_by_number(tmp_path):
 
 def test_what_is_timed_has_the_gpu_for_itself(tmp_path, monkeypatch):
     goes, ablated = [], {row.name for row in rows_of("birds") if "," in row.name}
-    monkeypatch.setattr(interventions, "side_by_side", lambda jobs, lanes, _: goes.append((len(jobs), lanes)))
+    monkeypatch.setattr(interventions, "side_by_side", lambda jobs, lanes, end: goes.append((len(jobs), lanes, end)))
     rows = [row for row in rows_of("birds") if row.timed or (row.seed == 0 and row.name not in ablated)]
-    interventions.do_all(Interventions(birds=tmp_path, runs=tmp_path, parallel=3), rows, None)
-    assert goes == [(6, 3), (4, 1)]
+    config = Interventions(birds=tmp_path, backbone="random:nano", runs=tmp_path, parallel=3, compile=True)
+    interventions.do_all(config, rows, None)
+    assert goes == [(6, 3, None), (4, 1, None)]
+    interventions.do_all(config, rows, 1000.0)
+    assert goes[2:] == [(6, 3, 1000 - sum(row.seconds for row in rows if row.timed)), (4, 1, 1000)]
+    assert {command_of(config, row).compile for row in rows if row.timed} == {False}
+    assert {command_of(config, row).compile for row in rows if not row.timed} == {True}
     assert set(BUILDS) == set(SETS)
     assert Term(1, "a", "q0.99").words == "a (q0.99)"
 
