@@ -214,7 +214,7 @@ def sights_of(folders: Sequence[Path]) -> Iterator[tuple[str, str, str, Estimate
 def pack_all(runs: Path, into: Path) -> Iterator[dict[str, Any]]:
     """Results without weights and without the probabilities of 200 classes, a file for each set."""
     into.mkdir(parents=True, exist_ok=True)
-    for kind in sorted(path for path in runs.iterdir() if path.is_dir()):
+    for kind in sorted({path.parents[1] for path in runs.glob("*/*/metrics.json")}):
         target = into / f"{kind.name}{PACKED}"
         with tarfile.open(target, "w:xz", preset=3) as file:
             for folder in sorted(path for path in kind.iterdir() if (path / "metrics.json").exists()):
