@@ -111,7 +111,7 @@ def interventions() -> dict[str, Tests]:
     gains = [
         of_object(kind, *less(row, row, hows=(how, PLAIN)), decides=(row, how) == (SPURIOUS, chosen))
         for kind in WITH_OBJECTS
-        for row in (SPURIOUS, "iFAM K=8, pixels", rival, "iFAM K=4", "iFAM K=16")
+        for row in (SPURIOUS, "iFAM K=8, pixels", rival, *("iFAM K=4", "iFAM K=16") * (kind == DECIDING))
         for how in (chosen, "both")  # as the command searches
     ]
     removed = [
@@ -133,8 +133,7 @@ def interventions() -> dict[str, Tests]:
     ]
     return {
         "F16": (
-            *(of_object(kind, *less("iFAM K=4", "iFAM K=16")) for kind in WITH_OBJECTS),
-            Contrast("object", less("iFAM K=1", "iFAM K=8"), "worst group", decides=False),
+            *(of_object(DECIDING, *less(f"iFAM K={k}", "iFAM K=16"), decides=k == 4) for k in (1, 2, 4, 8)),
             Contrast("birds", less("iFAM K=4", "iFAM K=16"), "worst group", decides=False),
         ),
         "F17": tuple(gains),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import lanes
@@ -84,13 +84,13 @@ def each(kind: str, name: str, line: str, seeds: Iterable[int] = (0,), *, interv
     return [Row(kind, name, line, seed, interventions) for seed in seeds]
 
 
-def with_parts(kind: str, patches: str, several: tuple[int, ...], once: tuple[int, ...] = ()) -> list[Row]:
-    """iFAM with patches, as in the papers, and PDiscoFormer, of as many parts."""
+def with_parts(kind: str, patches: str, thrice: int, once: Sequence[int] = (), rivals: Sequence[int] = ()) -> list[Row]:
+    """iFAM with patches, as in the papers, of these many parts; PDiscoFormer of the first, and of `rivals`."""
     rows, measured = [], MEASURING[kind] > 0
-    for k in (*several, *once):
-        seeds = SEEDS if k in several else (0,)
+    for k in (thrice, *once):
+        seeds = SEEDS if k == thrice else (0,)
         rows += each(kind, f"iFAM K={k}", f"ifam --parts {k}{patches}", seeds, interventions=measured)
-        if k > 1:
+        if k in (thrice, *rivals):
             of_parts = f"pdiscoformer --parts {k}{' --batch 64' * (kind == 'cub')}"
             rows += each(kind, f"PDiscoFormer K={k}", of_parts, seeds, interventions=measured)
     return rows
@@ -102,7 +102,7 @@ def ablations(kind: str, patches: str) -> list[Row]:
 
 def cub() -> list[Row]:
     erm = "--epochs 30 --lr 1e-4 --batch 64"
-    rows = with_parts("cub", SPECIES, (4,), (8, 16, 1))
+    rows = with_parts("cub", SPECIES, 4, (8, 16, 1), rivals=(8, 16))
     for k in (4, 8, 16, 1):
         rows += each("cub", f"iFAM K={k}, pixels", f"ifam --parts {k}", interventions=True)
     rows += each("cub", "ERM", f"erm {erm}", SEEDS)
@@ -114,20 +114,20 @@ def cub() -> list[Row]:
 
 
 def objects() -> list[Row]:
-    rows = with_parts("object", PATCHES, (8,), (4, 16, 1))
+    rows = with_parts("object", PATCHES, 8)
     rows += each("object", "iFAM K=8, pixels", "ifam --parts 8", SEEDS, interventions=True)
     return rows + each("object", "ERM", f"erm {LONG}")
 
 
 def pair() -> list[Row]:
     """Each class has an object of its own, so that leaving out an object's part can help all groups."""
-    rows = with_parts("pair", PATCHES, (8,), (4, 16))
+    rows = with_parts("pair", PATCHES, 8, (1, 2, 4, 16))
     rows += each("pair", "iFAM K=8, pixels", "ifam --parts 8", interventions=True)
     return rows + each("pair", "ERM", f"erm {LONG}") + each("pair", "probe", "probe")
 
 
 def birds() -> list[Row]:
-    rows = with_parts("birds", PATCHES, (4,), (8, 16)) + ablations("birds", PATCHES)
+    rows = with_parts("birds", PATCHES, 4, (16,)) + ablations("birds", PATCHES)
     for how, flags in PRECISIONS.items():
         line = f"ifam --parts 4{PATCHES.replace(NOT_AVERAGED, '')} {flags}{NOT_AVERAGED * ('--average' not in flags)}"
         rows += [Row("birds", f"iFAM K=4, {how}", line)] * (how != "bf16")  # which is iFAM K=4

@@ -84,8 +84,7 @@ def test_what_decides_comes_first_then_more_seeds_then_rows_beside_then_what_is_
     assert {("cub", f"iFAM K=4, {how}") for how in ABLATED} < decide
     assert ("object", "ERM") not in decide
     some = wanted(Interventions(only=("object",), rows=("iFAM*",), turns=("beside", "deciding")))
-    assert {row.name for row in some[:-1]} == {f"iFAM K={k}" for k in (1, 4, 16)} | {"iFAM K=8, pixels"}
-    assert some[-1].name == "iFAM K=8"
+    assert [row.name for row in some] == ["iFAM K=8, pixels", "iFAM K=8"]
     with pytest.raises(UserError, match="'astrology'"):
         wanted(Interventions(turns=("astrology",)))
 
@@ -354,9 +353,9 @@ def test_what_is_timed_has_the_gpu_for_itself(tmp_path, monkeypatch):
     rows = [row for row in rows_of("birds") if row.timed or (row.seed == 0 and row.name not in ablated)]
     config = Interventions(birds=tmp_path, backbone="random:nano", runs=tmp_path, parallel=3, compile=True)
     interventions.do_all(config, rows, None)
-    assert goes == [(6, 3, None), (4, 1, None)]
+    assert goes == [(3, 3, None), (4, 1, None)]
     interventions.do_all(config, rows, 1000.0)
-    assert goes[2:] == [(6, 3, 1000 - sum(row.seconds for row in rows if row.timed)), (4, 1, 1000)]
+    assert goes[2:] == [(3, 3, 1000 - sum(row.seconds for row in rows if row.timed)), (4, 1, 1000)]
     assert {command_of(config, row).compile for row in rows if row.timed} == {False}
     assert {command_of(config, row).compile for row in rows if not row.timed} == {True}
     assert set(BUILDS) == set(SETS)
