@@ -57,7 +57,7 @@ def limit(erm: Erm, steps: int) -> float:
     vit, expects = open_backbone(erm, len(rows.classes))
     model = Classifier(vit).to(accelerator.device).train()
     desk = Desk(rows, begin(erm, rows), accelerator, expects)
-    batches = training_batches(desk, replace(erm, workers=0), masks=False)
+    batches = training_batches(desk, replace(erm, workers=0), model)
     optimizer = make_optimizer(model, erm, batches, accelerator.device)
     if erm.compile:
         compile_blocks(model)

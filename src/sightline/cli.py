@@ -24,6 +24,7 @@ from .config import (
     Check,
     Compare,
     Convert,
+    Cvar,
     Data,
     Demo,
     Dfr,
@@ -32,10 +33,13 @@ from .config import (
     Evaluate,
     Export,
     Gradmask,
+    Groupdro,
     Ifam,
     Import,
     Intervene,
+    Jtt,
     LateMask,
+    Lff,
     Localize,
     Masktune,
     Matrix,
@@ -80,6 +84,10 @@ Command = (
         | Annotated[Pdiscoformer, sub("pdiscoformer")]
         | Annotated[EarlyMask, sub("early-mask")]
         | Annotated[LateMask, sub("late-mask")]
+        | Annotated[Groupdro, sub("groupdro")]
+        | Annotated[Jtt, sub("jtt")]
+        | Annotated[Cvar, sub("cvar")]
+        | Annotated[Lff, sub("lff")]
         | Annotated[Robustvit, sub("robustvit")]
         | Annotated[Rrr, sub("rrr")]
         | Annotated[Gradmask, sub("gradmask")]

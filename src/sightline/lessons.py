@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from .config import Dfr, Loop, Train
+from .config import Loop, Train
 from .data.augment import PRESETS, Augment, Pictures
 from .data.batches import Batch, Batches, balanced
 from .data.cache import Cache
@@ -104,10 +104,15 @@ class Learner(nn.Module):
     learns_from_masks = False
     log_prior: Tensor | None = None  # [C]: how common the classes are in training, if the loss is to allow for it
 
-    def answer_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def answer_loss(self, logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy. Told how common the classes are, the answer need not know (Menon et al. 2021, eq. 10)."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits if self.log_prior is None else logits + self.log_prior, labels)
+        logits = logits if self.log_prior is None else logits + self.log_prior
+        return F.cross_entropy(logits, labels, reduction=reduction)
+
+    def learns_from(self, rows: Rows) -> np.ndarray:
+        """The rows of an epoch; what is in it twice is seen twice."""
+        return rows.where("train")
 
     def lesson(self, batch: Batch, augment: Augment, when: When) -> Lesson:
         """What a step is to learn from. Each place has a view of its own: a picture drawn twice is not seen twice."""
@@ -145,16 +150,16 @@ def view(augment: str, expects: Input) -> tuple[Canvas, Augment]:
     return canvas, replace(preset, crop=part, fill=preset.fill if own_fill else expects.mean)
 
 
-def training_batches(desk: Desk, config: Loop, masks: bool) -> Batches:
+def training_batches(desk: Desk, config: Loop, learner: Learner) -> Batches:
     rows, accelerator = desk.rows, desk.accelerator
-    indices = rows.where("train")
+    indices = learner.learns_from(rows)
     canvas, _ = view(config.augment, desk.expects)
     codes = {"classes": rows.labels, "groups": rows.groups}.get(config.balance)
     return Batches(
         rows, indices, canvas, min(config.batch, len(indices)), shuffle=True, seed=config.seed, workers=config.workers,
-        cache=open_cache(desk, canvas, indices, config), rank=accelerator.process_index,
+        cache=open_cache(desk, canvas, rows.where("train"), config), rank=accelerator.process_index,
         world=accelerator.num_processes, drop_last=True, weights=None if codes is None else balanced(codes, indices),
-        pin=accelerator.device.type == "cuda", masks=masks,
+        pin=accelerator.device.type == "cuda", masks=learner.learns_from_masks,
     )  # fmt: skip
 
 
@@ -245,9 +250,9 @@ def refuse_hopeless(config: Train, rows: Rows) -> None:
         (config.batch < 1, f"--batch {config.batch}: must be at least 1"),
         (config.workers < 0, f"--workers {config.workers}: must not be negative"),
         (
-            isinstance(config, Dfr) and rows.groups is None,
+            config.needs_groups and rows.groups is None,
             f"{config.data}: {config.method} needs groups, and these data have none; give them a group column, or "
-            "train a probe",
+            f"train {'erm' if isinstance(config, Loop) else 'a probe'}",
         ),
         (
             config.select == "worst-group" and rows.groups is None,
@@ -262,6 +267,11 @@ def refuse_hopeless(config: Train, rows: Rows) -> None:
         complaints += [
             (config.epochs < 1, f"--epochs {config.epochs}: must be at least 1"),
             (config.accumulate < 1, f"--accumulate {config.accumulate}: must be at least 1"),
+            (
+                config.accumulate > 1 and config.weighs_batches,
+                f"--accumulate {config.accumulate}: {config.method} weighs the pictures of a batch against each other, "
+                "and needs it whole; lower --batch instead",
+            ),
             (not config.lr >= 0, f"--lr {config.lr}: must not be negative"),
             (not config.head_lr >= 0, f"--head-lr {config.head_lr}: must not be negative"),
             (not config.weight_decay >= 0, f"--weight-decay {config.weight_decay}: must not be negative"),

@@ -175,7 +175,7 @@ def fit(model: Learner, desk: Desk, config: Loop) -> Learner:
 
 def set_up(model: Learner, desk: Desk, config: Loop, to_close: ExitStack) -> Course:
     accelerator = desk.accelerator
-    batches = training_batches(desk, config, masks=model.learns_from_masks)
+    batches = training_batches(desk, config, model)
     to_close.callback(batches.close)
     exam = exam_batches(desk, "val", config, masks=needs_masks(model))
     to_close.callback(exam.close)

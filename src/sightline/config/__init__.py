@@ -25,6 +25,7 @@ from .methods import (
     Shaping,
 )
 from .relevance import Gradmask, Masktune, Robustvit, Rrr
+from .reweighing import Cvar, Groupdro, Jtt, Lff
 from .stressing import Stress, Suite
 from .strips import Strips
 from .training import Loop, Train
@@ -32,8 +33,8 @@ from .zeroshot import A2Zs, Ttr, Zs
 
 __all__ = [
     "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "App", "Audit", "Backbones", "Build",
-    "CentreCrop", "Check", "Compare", "Convert", "Data", "Demo", "Dfr", "EarlyMask", "Erm", "Evaluate", "Export",
-    "Gradmask", "Ifam", "Import", "Intervene", "LateMask", "Localize", "Loop", "Masktune", "Matrix", "Pdiscoformer",
-    "Predict", "Pretrain", "Probe", "Push", "RandomCrop", "Robustvit", "Rrr", "Shape", "Shaping", "Stress", "Strips",
-    "Suite", "Toy", "Train", "Ttr", "Verify", "Zs",
+    "CentreCrop", "Check", "Compare", "Convert", "Cvar", "Data", "Demo", "Dfr", "EarlyMask", "Erm", "Evaluate",
+    "Export", "Gradmask", "Groupdro", "Ifam", "Import", "Intervene", "Jtt", "LateMask", "Lff", "Localize", "Loop",
+    "Masktune", "Matrix", "Pdiscoformer", "Predict", "Pretrain", "Probe", "Push", "RandomCrop", "Robustvit", "Rrr",
+    "Shape", "Shaping", "Stress", "Strips", "Suite", "Toy", "Train", "Ttr", "Verify", "Zs",
 ]  # fmt: skip

@@ -75,6 +75,7 @@ class Dfr(Probe):
 
     plain: ClassVar[bool] = False  # no flag: features are always standardised  # ty: ignore[incompatible-attribute-override]
     method: ClassVar[str] = "dfr"
+    needs_groups: ClassVar[bool] = True
 
     @property
     def selects(self) -> str | None:

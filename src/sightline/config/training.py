@@ -42,6 +42,8 @@ class Train:
     """Go on with the run in --out where it was interrupted."""
 
     method: ClassVar[str] = ""
+    needs_groups: ClassVar[bool] = False
+    weighs_batches: ClassVar[bool] = False  # the pictures of one against each other
 
     @property
     def selects(self) -> str | None:

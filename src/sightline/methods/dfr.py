@@ -1,6 +1,6 @@
 """DFR: logistic regression on frozen features, of whole pictures or of A²'s crops, that no group outweighs.
 
-It uses group labels, which nothing else here does; run.json says of which pictures.
+It uses group labels, and run.json says of which pictures.
 """
 
 from __future__ import annotations

@@ -108,10 +108,15 @@ def noted_where(facts: dict[str, Any]) -> ViT | None:
 
 
 def make_erm(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    vit, expects = open_and_note(config, rows, run, accelerator)
+    return Classifier(vit, config.frozen), expects
+
+
+def open_and_note(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[ViT, Input]:
     vit, expects = open_backbone(config, len(rows.classes))
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
-    return Classifier(vit, config.frozen), expects
+    return vit, expects
 
 
 def build_erm(vit_config: ViTConfig, _: dict[str, Any]) -> nn.Module:

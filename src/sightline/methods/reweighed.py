@@ -1,0 +1,236 @@
+"""Rivals that see everything, and let some pictures count more than others: GroupDRO, CVaR-DRO, LfF, JTT."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import closing
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..checkpoint import load_tensors, under
+from ..config.reweighing import Cvar, Groupdro, Jtt, Lff
+from ..errors import UserError
+from ..lessons import Desk, Group, Lesson, exam_batches
+from ..predict import answer_batches
+from ..runs import Run, config_of, read_run
+from ..vit import Input, ViT, ViTConfig
+from .erm import Classifier, backbone_groups, build_erm, open_and_note
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from ..data.rows import Rows
+
+
+def of_whole_batch(lesson: Lesson, *values: Tensor) -> tuple[Tensor | slice, list[Tensor]]:
+    """What all processes know of their pictures, in the batch's order; and which of these are this process's."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return slice(None), list(values)
+    places = lesson.when.places.to(values[0].device)
+    ends = torch.stack([-places.min(), places.max()])
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    ours, count, whole = places + ends[0], int(ends.sum()) + 1, []
+    for value in values:
+        every = value.new_zeros(count)
+        every[ours] = value
+        dist.all_reduce(every)
+        whole.append(every)
+    return ours, whole
+
+
+class Reweighed(Classifier):
+    """Weighs the pictures of a batch by their losses."""
+
+    def each(self, vit: ViT, lesson: Lesson) -> Tensor:
+        """[b]: the loss of every picture."""
+        return self.answer_loss(vit(lesson.images).logits, lesson.labels, reduction="none")
+
+    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+        losses = self.each(self.vit, lesson)
+        groups = lesson.labels if lesson.groups is None else lesson.groups
+        ours, (every, groups) = of_whole_batch(lesson, losses.detach(), groups)
+        weights = self.weigh(every, groups)
+        return {"loss": len(every) * (weights[ours] * losses).mean()}
+
+    def weigh(self, losses: Tensor, groups: Tensor) -> Tensor:
+        """[b]: what each picture counts, of the whole batch."""
+        raise NotImplementedError
+
+
+# ---- GroupDRO --------------------------------------------------------------------------------------------------------
+
+
+class GroupDro(Reweighed):
+    """Groups that are answered badly count more and more (Sagawa et al. 2020, algorithm 1)."""
+
+    shares: Tensor
+    adjustment: Tensor
+
+    def __init__(self, vit: ViT, counts: Tensor, step: float = 0.01, adjust: float = 0.0, frozen: bool = False):
+        super().__init__(vit, frozen)
+        self.step = step
+        there = (counts > 0).float()
+        self.register_buffer("shares", there / there.sum())
+        self.register_buffer("adjustment", adjust / counts.clamp(min=1).sqrt(), persistent=False)
+
+    def weigh(self, losses: Tensor, groups: Tensor) -> Tensor:
+        member = F.one_hot(groups, len(self.shares)).to(losses.dtype)
+        counts = member.sum(dim=0).clamp(min=1)
+        risen = self.shares * (self.step * (losses @ member / counts + self.adjustment)).exp()
+        self.shares.copy_(risen / risen.sum())
+        return member @ (self.shares / counts)
+
+
+def make_groupdro(config: Groupdro, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    if not (config.step_size >= 0 and config.adjust >= 0):
+        raise UserError(f"--step-size {config.step_size}, --adjust {config.adjust}: must not be negative")
+    assert rows.groups is not None
+    vit, expects = open_and_note(config, rows, run, accelerator)
+    counts = np.bincount(rows.groups[rows.where("train")], minlength=len(rows.group_names))
+    if accelerator.is_main_process:
+        used = dict(zip(rows.group_names, counts.tolist(), strict=True))
+        run.note(
+            selection=run.facts["selection"] | {"group_labels": "of the train data, in every step", "pictures": used}
+        )
+    weighed = torch.from_numpy(counts).float()
+    return GroupDro(vit, weighed, config.step_size, config.adjust, config.frozen), expects
+
+
+def build_groupdro(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+    return GroupDro(ViT(vit_config), torch.ones(len(facts["selection"]["pictures"])))
+
+
+# ---- CVaR ------------------------------------------------------------------------------------------------------------
+
+
+class WorstShare(Reweighed):
+    """Only the worst answered pictures of a batch count, all alike (CVaR-DRO; Levy et al. 2020, sec. 2)."""
+
+    def __init__(self, vit: ViT, worst: float = 0.2, frozen: bool = False):
+        super().__init__(vit, frozen)
+        self.worst = worst
+
+    def weigh(self, losses: Tensor, groups: Tensor) -> Tensor:  # noqa: ARG002
+        many = self.worst * len(losses)
+        rank = losses.argsort(descending=True).argsort()
+        return (many - rank).clamp(0, 1) / many  # the last of them may count in part
+
+
+def make_cvar(config: Cvar, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    if not 0 < config.worst <= 1:
+        raise UserError(f"--worst {config.worst}: must be more than 0, and at most 1, which is all pictures")
+    vit, expects = open_and_note(config, rows, run, accelerator)
+    return WorstShare(vit, config.worst, config.frozen), expects
+
+
+build_cvar: Any = build_erm
+
+
+# ---- LfF -------------------------------------------------------------------------------------------------------------
+
+
+class FromFailure(Reweighed):
+    """A second ViT learns what is easy, and the first one what that fails at (LfF; Nam et al. 2020, algorithm 1)."""
+
+    recent: Tensor
+    classes: Tensor
+
+    def __init__(self, vit: ViT, pictures: int, easy: float = 0.7, memory: float = 0.7, frozen: bool = False):
+        super().__init__(vit, frozen)
+        self.biased, self.easy, self.memory = copy.deepcopy(vit), easy, memory
+        self.register_buffer("recent", torch.zeros(2, pictures))  # losses of both, picture by picture
+        self.register_buffer("classes", torch.full((pictures,), -1, dtype=torch.long))  # of pictures seen so far
+
+    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+        ours, theirs = self.each(self.vit, lesson), self.each(self.biased, lesson)
+        counts = self.hardness(lesson, theirs.detach(), ours.detach())
+        sure = (-theirs.detach()).exp()
+        biased = (self.easy * sure**self.easy * theirs).mean()  # the gradient of (1 - p^q) / q, times q
+        return {"loss": (counts * ours).mean() + biased, "biased": biased.detach()}
+
+    def hardness(self, lesson: Lesson, theirs: Tensor, ours: Tensor) -> Tensor:
+        """[b]: the easy one's share of both losses, each smoothed over time and relative to the class's largest."""
+        values = torch.stack([theirs, ours])
+        _, (index, labels, *whole) = of_whole_batch(lesson, lesson.indices, lesson.labels, *values.float())
+        self.classes[index] = labels
+        self.recent[:, index] = self.memory * self.recent[:, index] + (1 - self.memory) * torch.stack(whole)
+        alike = lesson.labels[:, None] == self.classes
+        largest = torch.stack([one.where(alike, 0).amax(dim=1) for one in self.recent])
+        theirs, ours = self.recent[:, lesson.indices] / largest.clamp(min=1e-8)
+        return theirs / (theirs + ours).clamp(min=1e-8)
+
+    def parameter_groups(self, head_lr: float) -> list[Group]:
+        return [*backbone_groups(self.vit, head_lr), *backbone_groups(self.biased, head_lr)]
+
+
+def make_lff(config: Lff, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    if not (config.easy > 0 and 0 <= config.memory < 1):
+        raise UserError(f"--easy {config.easy}: must be more than 0; --memory {config.memory}: from 0 to below 1")
+    vit, expects = open_and_note(config, rows, run, accelerator)
+    if accelerator.is_main_process:
+        run.note(pictures=len(rows))
+    return FromFailure(vit, len(rows), config.easy, config.memory, config.frozen), expects
+
+
+def build_lff(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+    return FromFailure(ViT(vit_config), facts["pictures"])
+
+
+# ---- JTT -------------------------------------------------------------------------------------------------------------
+
+
+class Twice(Classifier):
+    """Sees the pictures that a first classifier failed at more often (JTT; Liu et al. 2021, algorithm 1)."""
+
+    def __init__(self, vit: ViT, failed: np.ndarray, more: int, frozen: bool = False):
+        super().__init__(vit, frozen)
+        self.failed, self.more = failed, more
+
+    def learns_from(self, rows: Rows) -> np.ndarray:
+        return np.concatenate([super().learns_from(rows), np.repeat(self.failed, self.more)])
+
+
+def make_jtt(config: Jtt, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    if config.first < 1 or config.more < 0:
+        raise UserError(f"--first {config.first}: at least one epoch; --more {config.more}: must not be negative")
+    first = trained_first(config, run)
+    vit, expects = open_and_note(config, rows, run, accelerator)
+    failed = failures(first, config, Desk(rows, run, accelerator, expects))
+    if accelerator.is_main_process:
+        groups = None if rows.groups is None else np.bincount(rows.groups[failed], minlength=len(rows.group_names))
+        by_group = None if groups is None else dict(zip(rows.group_names, groups.tolist(), strict=True))
+        run.note(first={"run": first.folder.name, "failed": len(failed), "failed_by_group": by_group})
+    return Twice(vit, failed, config.more, config.frozen), expects
+
+
+def trained_first(config: Jtt, run: Run) -> Run:
+    """The run of the first classifier, inside the other's folder; it goes on where it was stopped."""
+    from ..config import Erm
+    from ..train import train
+
+    folder = run.folder / "first"
+    if not (folder / "metrics.json").exists():
+        told: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(Erm)}
+        told |= {"out": folder, "epochs": config.first, "resume": True, "patience": None}
+        train(Erm(**told))
+    return read_run(folder)
+
+
+def failures(first: Run, config: Jtt, desk: Desk) -> np.ndarray:
+    """The training pictures that it answers wrongly, with the weights that it had in the end."""
+    model = Classifier(ViT(config_of(first)))
+    model.load_state_dict(under("model.", load_tensors(first.last)[0]))
+    with closing(exam_batches(desk, "train", config)) as batches:
+        answers = answer_batches(model.to(desk.accelerator.device).eval(), desk.rows, batches, desk.accelerator)
+    if desk.accelerator.is_main_process:
+        answers.save_csv(first.folder / "predictions" / "train.csv")
+    return desk.rows.where("train")[~answers.correct]
+
+
+build_jtt: Any = build_erm
