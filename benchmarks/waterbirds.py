@@ -8,9 +8,9 @@
 
 One run folder per row and seed, several trained side by side, skipped when finished: call it again to go on. Weights
 are selected on validation data by class-balanced accuracy, without group labels (but for `--table reweighed`). Rows
-that are not finished are listed as missing. `--no-measure` only trains; `--no-train`, later, measures what is trained by then, and needs its weights.
-`--collect` does neither, and needs neither data nor weights: what `--pack` puts together is enough, unpacked into a
-folder of runs anywhere, for benchmarks/claims.py too.
+that are not finished are listed as missing. `--no-measure` only trains; `--no-train`, later, measures what is trained
+by then, and needs its weights. `--collect` does neither, and needs neither data nor weights: what `--pack` puts
+together is enough, unpacked into a folder of runs anywhere, for benchmarks/claims.py too.
 """
 
 from __future__ import annotations

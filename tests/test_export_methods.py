@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from sightline.config import A2, A2Adapter, EarlyMask, Ifam, Pdiscoformer, Probe, RandomCrop
+from sightline.config import A2, A2Adapter, Aim, EarlyMask, Ifam, Pdiscoformer, Probe, RandomCrop
 from sightline.errors import UserError
 from sightline.export import discs
 from sightline.export_check import compare
@@ -25,6 +25,7 @@ METHODS = {
     "pdiscoformer": (Pdiscoformer, {"parts": 3} | LOOP),
     "a2": (A2, {"crop": ("0.5",), "crops": (2,)}),
     "a2-adapter": (A2Adapter, {"steps": 1, "pictures": 32, "support": 8, "query": 8, "crops": 2}),
+    "aim": (Aim, LOOP),
     "early-mask": (EarlyMask, {"pixels": True, "zoom": True, "fill": "noise", "at_least": 0.1} | LOOP),
 }
 
@@ -46,7 +47,7 @@ def test_every_method_answers_from_a_graph_as_from_torch(name, toy, folder):
     agreement = compare(with_plain_switches(file, more), traced, model.method, None, images, masks)
     assert agreement.probabilities < 1e-4
     assert agreement.sight == 0
-    assert (agreement.redrawn is None) == (name == "pdiscoformer")
+    assert (agreement.redrawn is None) == (name in ("pdiscoformer", "aim"))
     assert agreement.trials == 5 + 1 + 3 + 5 * (len(agreement.settings) - 1)
 
 

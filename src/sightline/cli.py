@@ -17,6 +17,7 @@ from .config import (
     A2Adapter,
     A2Dfr,
     A2Zs,
+    Aim,
     App,
     Audit,
     Backbones,
@@ -29,6 +30,7 @@ from .config import (
     Demo,
     Dfr,
     EarlyMask,
+    Ep,
     Erm,
     Evaluate,
     Export,
@@ -72,6 +74,8 @@ Command = (
         | Annotated[Probe, sub("probe")]
         | Annotated[S2, sub("s2")]
         | Annotated[Dfr, sub("dfr")]
+        | Annotated[Aim, sub("aim")]
+        | Annotated[Ep, sub("ep")]
         | Annotated[A2, sub("a2")]
         | Annotated[A2Adapter, sub("a2-adapter")]
         | Annotated[A2Dfr, sub("a2-dfr")]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from .data.crops import resizing
 from .errors import UserError
+from .methods.attentive import Attentive
 from .methods.erm import Classifier
 from .methods.given_mask import GivenMask
 from .methods.ifam import IFam
@@ -263,7 +264,7 @@ def traceable(method: Method, name: str) -> Traced:
         return Shown(method)
     if isinstance(method, Pair) and isinstance(method.where, CropSight | CentreSight | AdaptedSight):
         return Boxed(method)
-    if isinstance(method, Classifier | ScaleClassifier | WholeZeroShot):
+    if isinstance(method, Classifier | ScaleClassifier | Attentive | WholeZeroShot):
         return Whole(method)
     reasons = {
         Recaller: "its answers depend on the pictures it was asked before",

@@ -1,6 +1,7 @@
 """What a user can say: each dataclass is a command, each field a flag and a Python argument."""
 
 from .app import App
+from .attentive import Aim, Ep
 from .auditing import Audit
 from .backbones import Backbones, Import, Pretrain
 from .data import BUILDS, CONVERTIBLE, Build, Check, Convert, Data, Toy
@@ -32,8 +33,8 @@ from .training import Loop, Train
 from .zeroshot import A2Zs, Ttr, Zs
 
 __all__ = [
-    "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "App", "Audit", "Backbones", "Build",
-    "CentreCrop", "Check", "Compare", "Convert", "Cvar", "Data", "Demo", "Dfr", "EarlyMask", "Erm", "Evaluate",
+    "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "Aim", "App", "Audit", "Backbones", "Build",
+    "CentreCrop", "Check", "Compare", "Convert", "Cvar", "Data", "Demo", "Dfr", "EarlyMask", "Ep", "Erm", "Evaluate",
     "Export", "Gradmask", "Groupdro", "Ifam", "Import", "Intervene", "Jtt", "LateMask", "Lff", "Localize", "Loop",
     "Masktune", "Matrix", "Pdiscoformer", "Predict", "Pretrain", "Probe", "Push", "RandomCrop", "Robustvit", "Rrr",
     "Shape", "Shaping", "Stress", "Strips", "Suite", "Toy", "Train", "Ttr", "Verify", "Zs",

@@ -12,6 +12,8 @@ FILES = {
     "erm": "erm",
     "probe": "probe",
     "s2": "probe",
+    "aim": "attentive",
+    "ep": "attentive",
     "dfr": "dfr",
     "a2": "a2",
     "a2-adapter": "a2_adapter",

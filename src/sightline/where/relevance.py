@@ -182,7 +182,7 @@ def _reader(method: object) -> tuple[ViT, Read]:
     if vit is None or vit.head is None:
         raise UserError(
             f"{type(method).__name__}: no relevance map, since it does not answer from everything through one CLS "
-            "token; erm, probe, dfr, zs, robustvit, rrr, gradmask and masktune do"
+            "token; erm, groupdro, jtt, cvar, lff, probe, dfr, zs, robustvit, rrr, gradmask and masktune do"
         )
     answer = getattr(method, "answer", None)  # CLIP's compares its token with words
     return vit, own_scores if answer is None else lambda out: answer(out.cls)

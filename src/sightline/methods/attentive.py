@@ -1,0 +1,154 @@
+"""Attentive probes, more than a probe and less than fine-tuning: frozen patch tokens, pooled by learned queries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..config.attentive import Aim, Ep
+from ..errors import UserError
+from ..lessons import Group, Learner, Lesson
+from ..sight import Prediction, Sight
+from ..vit import Input, ViT, ViTConfig
+from .erm import note_backbone, open_backbone
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from ..data.rows import Rows
+    from ..runs import Run
+
+MOMENTUM = 0.1
+
+
+class Standardised(nn.Module):
+    """Tokens of mean 0 and variance 1 in every channel: of the whole batch, whoever shares it, while learning."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int, eps: float = 1e-6):
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mean, variance = self.mean, self.variance
+        if self.training:
+            flat = tokens.flatten(0, 1).double()
+            sums = torch.stack([flat.sum(dim=0), flat.square().sum(dim=0), torch.full_like(flat[0], len(flat))])
+            if dist.is_available() and dist.is_initialized():
+                dist.all_reduce(sums)
+            mean, square = sums[:2] / sums[2]
+            mean, variance = mean.to(tokens.dtype), (square - mean.square()).clamp(min=0).to(tokens.dtype)
+            self.mean.lerp_(mean, MOMENTUM)
+            self.variance.lerp_(variance, MOMENTUM)
+        return (tokens - mean) / (variance + self.eps).sqrt()
+
+
+class AimPool(nn.Module):
+    """Attention of one learned query to standardised tokens (El-Nouby et al. 2024, sec. 4.2)."""
+
+    def __init__(self, width: int, heads: int = 12):
+        super().__init__()
+        self.heads = heads
+        self.norm = Standardised(width)
+        self.query = nn.Parameter(torch.empty(width))
+        self.key, self.value = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        nn.init.trunc_normal_(self.query, std=0.02)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, D], and what each head attends to: [B, heads, N]."""
+        tokens = self.norm(tokens)
+        keys, values = (f(tokens).unflatten(2, (self.heads, -1)) for f in (self.key, self.value))
+        query = self.query.view(self.heads, -1) * keys.shape[-1] ** -0.5
+        attention = torch.einsum("bnhd,hd->bhn", keys, query).softmax(dim=2)
+        return torch.einsum("bhn,bnhd->bhd", attention, values).flatten(1), attention
+
+
+class EpPool(nn.Module):
+    """Learned queries attend to the tokens themselves; each pools channels of its own (EP)."""
+
+    def __init__(self, width: int, queries: int = 32):
+        super().__init__()
+        self.query = nn.Parameter(torch.empty(queries, width))
+        self.value, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        nn.init.trunc_normal_(self.query, std=0.02)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, D], and what each query attends to: [B, queries, N]."""
+        scores = torch.einsum("bnd,qd->bqn", tokens, self.query) * tokens.shape[2] ** -0.5
+        attention = scores.softmax(dim=2)
+        values = self.value(tokens).unflatten(2, (len(self.query), -1))
+        return self.norm(torch.einsum("bqn,bnqd->bqd", attention, values).flatten(1)), attention
+
+
+class Attentive(Learner):
+    """The backbone stays as it is; a pool and the head learn. Sees everything."""
+
+    def __init__(self, vit: ViT, pool: AimPool | EpPool):
+        super().__init__()
+        self.backbone, self.pool = vit.requires_grad_(False), pool
+        assert vit.head is not None, "a classifier needs a head"
+        vit.head.requires_grad_(True)
+
+    def pooled(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.no_grad():
+            out = self.backbone(images)
+        pooled, attention = self.pool(out.patches.float())
+        assert self.backbone.head is not None
+        return self.backbone.head(pooled), attention.mean(dim=1).unflatten(1, out.grid), out.tokens
+
+    def look(self, images: Tensor) -> Sight:
+        return Sight.everything(images)
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        logits, _, tokens = self.pooled(images)
+        return Prediction(logits, sight, tokens)
+
+    def maps(self, images: Tensor) -> dict[str, Tensor]:
+        return {"attention": self.pooled(images)[1]}
+
+    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+        return {"loss": self.answer_loss(self.pooled(lesson.images)[0], lesson.labels)}
+
+    def parameter_groups(self, head_lr: float) -> list[Group]:
+        learns = [p for p in self.parameters() if p.requires_grad]
+        return [Group([p for p in learns if (p.ndim > 1) == decays], head_lr, decays) for decays in (True, False)]
+
+
+def make_aim(config: Aim, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    vit, expects = open_backbone(config, len(rows.classes))
+    heads = vit.config.heads if config.heads is None else config.heads
+    return made(config, vit, expects, AimPool, {"heads": heads}, run, accelerator), expects
+
+
+def make_ep(config: Ep, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
+    vit, expects = open_backbone(config, len(rows.classes))
+    return made(config, vit, expects, EpPool, {"queries": config.queries}, run, accelerator), expects
+
+
+def made(
+    config: Aim | Ep, vit: ViT, expects: Input, pool: Any, told: dict[str, int], run: Run, accelerator: Accelerator
+) -> Attentive:
+    ((what, count),), width = told.items(), vit.config.width
+    if count < 1 or width % count:
+        near = max(n for n in range(1, width + 1) if width % n == 0 and n <= max(count, 1))
+        raise UserError(f"--{what} {count}: must divide {config.backbone}'s width, {width}, such as {near}")
+    if accelerator.is_main_process:
+        note_backbone(run, vit, expects, config)
+        run.note(pool=told)
+    torch.manual_seed(config.seed)
+    return Attentive(vit, pool(width, count))
+
+
+def build_aim(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+    return Attentive(ViT(vit_config), AimPool(vit_config.width, **facts["pool"]))
+
+
+def build_ep(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+    return Attentive(ViT(vit_config), EpPool(vit_config.width, **facts["pool"]))
