@@ -211,6 +211,28 @@ def test_a_changed_data_set_is_noticed(toy, tmp_path):
         train(small(data, tmp_path / "run", epochs=1, resume=True))
 
 
+@pytest.mark.parametrize("content", [None, b""])
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_picture_that_is_missing_is_told_before_training(toy, tmp_path, split, content):
+    import shutil
+
+    data = tmp_path / "data"
+    shutil.copytree(toy, data)
+    lines = (data / "rows.csv").read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, start=1) if f"{split}/00003.png" in text)
+    (data / split / "00003.png").unlink()
+    if content is not None:
+        (data / split / "00003.png").write_bytes(content)
+    with pytest.raises(
+        UserError, match=rf"rows\.csv:{line}: {split}/00003\.png is missing or empty; run `sightline ch"
+    ):
+        train(small(data, tmp_path / "run", epochs=1))
+    (data / split / "00005.png").unlink()
+    with pytest.raises(UserError, match="one of 2 such pictures"):
+        train(small(data, tmp_path / "run", epochs=1))
+    assert not (tmp_path / "run").exists()
+
+
 def test_other_settings_are_not_mixed_into_a_run(toy, tmp_path):
     train(small(toy, tmp_path / "run", epochs=1))
     with pytest.raises(UserError, match="there is a run already"):

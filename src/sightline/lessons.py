@@ -21,6 +21,7 @@ from .data.batches import Batch, Batches, balanced
 from .data.cache import Cache
 from .data.images import Canvas
 from .data.rows import Rows
+from .data.stamps import file_stamps
 from .errors import UserError
 from .evaluate import score
 from .predict import answer_batches, answering_batches
@@ -241,6 +242,19 @@ def refuse_nothing_to_tell(data: Path, rows: Rows, splits: tuple[str, ...]) -> N
     if len(only) == 1:
         name = rows.classes[only[0]]
         raise UserError(f"{data}: all training pictures are of one class, {name!r}; there is nothing to tell")
+
+
+def refuse_absent(rows: Rows) -> None:
+    """Pictures that training or testing would miss only when they are needed; nobody could go on with such a run, since
+    data that are restored are other data."""
+    stamps = file_stamps(rows.root, rows.images)
+    absent = [i for i, stamp in enumerate(stamps) if stamp.partition(":")[0] in ("", "0")]
+    if absent:
+        first, some = absent[0], "" if len(absent) == 1 else f", one of {len(absent):,} such pictures"
+        raise UserError(
+            f"{rows.place(first)}: {rows.images[first]} is missing or empty{some}; run `sightline check`, which names "
+            "all, and restore them or remove their rows"
+        )
 
 
 def refuse_hopeless(config: Train, rows: Rows) -> None:

@@ -43,6 +43,7 @@ from .lessons import (
     exam_batches,
     log_prior,
     places_in_epoch,
+    refuse_absent,
     refuse_hopeless,
     refuse_processes_apart,
     training_batches,
@@ -79,6 +80,7 @@ def begin_together(config: Train, rows: Rows, accelerator: Accelerator) -> Run:
     run, problem = None, None
     if accelerator.is_main_process:
         try:
+            refuse_absent(rows)
             run = begin(config, rows)
             run.note(processes=accelerator.num_processes, device=str(accelerator.device))
         except UserError as error:

@@ -52,9 +52,11 @@ class Rows:
     keypoints: np.ndarray | None = None  # float32 [n, K, 3]: x, y in pixels of the file, visible 0/1
     keypoint_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())  # what was decided while reading, for the user to know
+    table: Path | None = None  # the CSV file that lists the images, if one does,
+    lines: np.ndarray | None = None  # int64 [n]: and where in it
 
     def __post_init__(self):
-        for column in (self.labels, self.splits, self.groups, self.masks, self.boxes, self.keypoints):
+        for column in (self.labels, self.splits, self.groups, self.masks, self.boxes, self.keypoints, self.lines):
             assert column is None or len(column) == len(self.images), "the columns of Rows differ in length"
 
     def __len__(self) -> int:
@@ -82,10 +84,15 @@ class Rows:
             masks=None if self.masks is None else [self.masks[i] for i in at],
             boxes=None if self.boxes is None else [self.boxes[i] for i in at],
             keypoints=None if self.keypoints is None else self.keypoints[at],
+            lines=None if self.lines is None else self.lines[at],
         )
 
     def image_path(self, i: int) -> Path:
         return self.root / self.images[i]
+
+    def place(self, i: int) -> str:
+        """Where row `i` was read, for complaints: file and line, or the folder."""
+        return str(self.root) if self.lines is None else f"{self.table}:{self.lines[i]}"
 
 
 def read_rows(path: Path | str, *, layout: str | None = None, seed: int = 0, whole: bool = False) -> Rows:
@@ -248,6 +255,8 @@ def read_csv(path: Path | str, *, seed: int = 0, whole: bool = False) -> Rows:
         masks=table.mask,
         boxes=None if table.box is None else table.box.arrays(),
         notes=tuple(notes),
+        table=file,
+        lines=np.array(table.lines, np.int64),
     )
     return complete_splits(rows, seed=seed) if table.split is not None else make_splits(rows, seed=seed, whole=whole)
 
