@@ -174,6 +174,13 @@ def test_without_masks_to_learn_from_or_to_choose_by_it_says_so(toy, runs, tmp_p
     assert json.loads((folder / "run.json").read_text())["learnt_from"]["n"] == 1
 
 
+def test_figures_count_all_training_pictures_also_those_not_learnt_from(toy, runs, tmp_path):
+    folder = train(config(toy, tmp_path / "run", start=str(runs / "erm-0"), per_class=1))
+    told = json.loads((folder / "metrics.json").read_text())["splits"]["test"]
+    assert typed("evaluate", folder, *QUICK)[0] == 0
+    assert json.loads((folder / "metrics.json").read_text())["splits"]["test"] == told
+
+
 def masks_with(toy, folder: Path, change) -> str:
     """All masks of the toy set, changed, in a folder of their own."""
     for mask in read_rows(toy).masks:

@@ -24,7 +24,7 @@ from .intervene import load_corrected
 from .load import Model
 from .metrics import Metrics, read_metrics
 from .predict import answer, make_accelerator
-from .runs import NEUTRAL, Run, read_run
+from .runs import NEUTRAL, Run, read_run, train_counts
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -158,11 +158,6 @@ def measure(answers: Answers, run: Run) -> Metrics:
     metrics = evaluate(answers)
     note = f"these are other groups than in training, which had no {other!r}: its counts say nothing about them"
     return replace(metrics, warnings=(*metrics.warnings, note))
-
-
-def train_counts(run: Run) -> dict[str, int] | None:
-    data = run.facts["data"]
-    return data["counts"]["train"] if data["group_names"] else None
 
 
 def make_folder(folder: Path) -> None:

@@ -154,6 +154,12 @@ def about(rows: Rows) -> dict[str, Any]:
     }
 
 
+def train_counts(run: Run) -> dict[str, int] | None:
+    """How many training pictures each group has, whichever of them a method learns from."""
+    data = run.facts["data"]
+    return data["counts"]["train"] if data["group_names"] else None
+
+
 def versions() -> dict[str, str]:
     found = {"sightline": __version__, "python": platform.python_version()}
     for name in PACKAGES:

@@ -52,7 +52,7 @@ from .lessons import (
 from .methods import maker_of
 from .predict import answer_batches, make_accelerator, needs_masks, shown
 from .progress import Progress, Speed, stopping_between_steps
-from .runs import Run, begin, read_run
+from .runs import Run, begin, read_run, train_counts
 from .sight import Method
 from .vit import Block
 
@@ -102,20 +102,13 @@ def conclude(model: Method, desk: Desk, config: Train) -> None:
         if main:
             folder.mkdir(exist_ok=True)
             answers.save_csv(folder / f"{split}.csv")
-            metrics[split] = evaluate(answers, train_group_counts=train_counts(desk.rows)).to_dict()
+            metrics[split] = evaluate(answers, train_group_counts=train_counts(desk.run)).to_dict()
     if main:
         rule = desk.run.facts["selection"]
         content = {"selected_by": rule["metric"], "selected_on": rule["on"], "splits": metrics}
         save_text(desk.run.folder / "metrics.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         desk.run.note(state="finished")
     desk.accelerator.wait_for_everyone()
-
-
-def train_counts(rows: Rows) -> dict[str, int] | None:
-    if rows.groups is None:
-        return None
-    counts = np.bincount(rows.groups[rows.where("train")], minlength=len(rows.group_names))
-    return dict(zip(rows.group_names, map(int, counts), strict=True))
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from ..evaluate import evaluate
 from ..lessons import refuse_nothing_to_tell
 from ..predict import make_accelerator
 from ..runs import about, versions
-from ..train import train_counts
 from .bench import Bench, short_print
 from .cells import Cell, add_cell, read_cells
 from .grid import Grid, grid_of
@@ -130,9 +129,10 @@ def filled(where: Where | UserError, what: What | UserError, cell: Cell, before:
         outcome = ANSWERS[what.answers](where, what, bench.config.folder / "runs" / cell.folder)
     except UserError as error:
         return replace(cell, empty=str(error))
+    counts = None if bench.rows.groups is None else about(bench.rows)["counts"]["train"]
     cell = replace(
         cell,
-        metrics=evaluate(outcome.answers["test"], train_group_counts=train_counts(bench.rows), seed=bench.config.seed),
+        metrics=evaluate(outcome.answers["test"], train_group_counts=counts, seed=bench.config.seed),
         validation=outcome.validation, way=outcome.way.words, tried=outcome.tried, rule=outcome.rule,
         facts=outcome.facts, parameters={"where": where.parameters, "what": what.parameters},
         seconds=round(time.perf_counter() - began, 2), note=where.note,
