@@ -13,7 +13,7 @@ from sightline.data.augment import Pictures
 from sightline.data.images import decode, read_picture, to_tensor
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.lessons import Learner, answered_at_once, refuse_processes_apart, view
+from sightline.lessons import Learner, answered_at_once, refuse_hopeless, refuse_processes_apart, view
 from sightline.train import train
 from sightline.vit import Input
 from sightline.weights import load_backbone
@@ -56,6 +56,17 @@ def test_settings_that_do_not_go_with_the_data_are_refused_at_once(tmp_path, cla
     with pytest.raises(UserError, match=said):
         train(small(table(tmp_path / "data", classes), tmp_path / "run", **wrong))
     assert not (tmp_path / "run").exists()
+
+
+def test_auc_needs_both_classes_to_choose_by(tmp_path):
+    data = table(tmp_path / "data", ("a", "b"))
+    lines = (data / "rows.csv").read_text().splitlines()
+    (data / "rows.csv").write_text("\n".join(line.replace(",b,val", ",a,val") for line in lines))
+    with pytest.raises(UserError, match="all validation pictures are of one; select by balanced"):
+        train(small(data, tmp_path / "run", select="auc"))
+    assert not (tmp_path / "run").exists()
+    refuse_hopeless(small(data, tmp_path / "run"), read_rows(data))
+    refuse_hopeless(Probe(data, select="auc", plain=True), read_rows(data))
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,7 @@ def refuse_absent(rows: Rows) -> None:
 def refuse_hopeless(config: Train, rows: Rows) -> None:
     """Settings that cannot work, said before anything is begun."""
     refuse_nothing_to_tell(config.data, rows, ("train", "val"))
+    chosen_on_val = config.selects is not None and not (isinstance(config, Dfr) and config.kind == "train")
     complaints = [
         (config.batch < 1, f"--batch {config.batch}: must be at least 1"),
         (config.workers < 0, f"--workers {config.workers}: must not be negative"),
@@ -275,6 +276,10 @@ def refuse_hopeless(config: Train, rows: Rows) -> None:
         (
             config.select == "auc" and len(rows.classes) != 2,
             f"--select auc: is for two classes, and these data have {len(rows.classes)}; select by balanced",
+        ),
+        (
+            config.select == "auc" and chosen_on_val and len(np.unique(rows.labels[rows.where("val")])) == 1,
+            "--select auc: needs both classes, and all validation pictures are of one; select by balanced",
         ),
     ]
     if isinstance(config, Loop):
