@@ -263,6 +263,17 @@ def test_unusual_kinds_are_counted_and_no_trouble(tmp_path, pictures):
     assert report.ok
 
 
+def test_12_bits_in_a_file_of_16_are_pointed_out(tmp_path, pictures):
+    rows = saved_rows(tmp_path, pictures[:4], [0] * 4)
+    shades = np.asarray(pictures[0].convert("L")).astype(np.uint16)
+    Image.fromarray(shades * 16).save(tmp_path / "1.png")
+    Image.fromarray(shades * 257).save(tmp_path / "2.png")
+    (finding,) = [f for f in check(rows).findings if "nearly black" in f.text]
+    assert finding.severity == "warning"
+    assert finding.text.startswith("1 of 4 pictures are 16-bit files with no value above 4095")
+    assert finding.items == (f"1.png: at most {16 * shades.max()}",)
+
+
 def test_masks_that_do_not_fit(tmp_path, pictures):
     def mask(name: str, size: tuple[int, int], until: int) -> str:
         values = np.zeros(size[::-1], bool)

@@ -18,6 +18,7 @@ from .twins import perceptual_hash
 
 BLOCK = 1024  # pictures handed to the workers at once
 ORIENTATION = 0x0112  # in EXIF
+TWELVE_BITS = 4095
 
 TROUBLES: dict[str, tuple[Severity, str, str]] = {  # severity, topic, and what to say after "3 of 20 pictures"
     "damaged": ("error", "files", "cannot be read"),
@@ -28,6 +29,12 @@ TROUBLES: dict[str, tuple[Severity, str, str]] = {  # severity, topic, and what 
     "mask size": ("info", "masks", "have a mask of another resolution, which is scaled"),
     "box outside": ("error", "boxes", "have a box that lies outside them"),
     "box over the edge": ("warning", "boxes", "have a box that reaches over the edge, where it is cut off"),
+    "nearly black": (
+        "warning",
+        "pictures",
+        f"are 16-bit files with no value above {TWELVE_BITS}, and so nearly black; rescale them to 16 bits, or give "
+        "DICOM files with a window",
+    ),
     "one colour": ("info", "duplicates", "are of one colour, and not compared with others"),
 }
 
@@ -76,8 +83,10 @@ def look_at(rows: Rows, row: int) -> Look:
     except Exception as error:  # whatever one file does to its decoder, the others are still looked at
         return Look(troubles=(("damaged", _reason(error).removeprefix(f"{rows.image_path(row)}: ")),))
     seen = perceptual_hash(image)
+    kinds = _kinds(rows, row)
     troubles = _mask_troubles(rows, row, image.size) + _box_troubles(rows, row, image.size)
-    return Look(_kinds(rows, row), seen, (*troubles, *([("one colour", "")] if seen is None else [])))
+    troubles += _shades_troubles(rows, row) if "16-bit" in kinds else []
+    return Look(kinds, seen, (*troubles, *([("one colour", "")] if seen is None else [])))
 
 
 def _kinds(rows: Rows, row: int) -> tuple[str, ...]:
@@ -95,6 +104,13 @@ def _kinds(rows: Rows, row: int) -> tuple[str, ...]:
             "animated": getattr(file, "is_animated", False),
         }
     return tuple(kind for kind, here in unusual.items() if here)
+
+
+def _shades_troubles(rows: Rows, row: int) -> list[tuple[str, str]]:
+    """Scanners write 12 bits into files of 16, of which the whole range counts."""
+    with Image.open(open_file(rows.root, rows.images[row])) as file:
+        most = 0 if file.mode == "F" else int(np.asarray(file).max())
+    return [("nearly black", f"at most {most}")] if 0 < most <= TWELVE_BITS else []
 
 
 def _mask_troubles(rows: Rows, row: int, size: tuple[int, int]) -> list[tuple[str, str]]:
