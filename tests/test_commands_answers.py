@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from sightline.guesses import overlay_names
 from sightline.load import Model, load
 from sightline.sight import Sight
 
@@ -30,6 +32,34 @@ def test_predict_without_labels(runs, toy, tmp_path):
     assert len(json.loads((tmp_path / "p.json").read_text())) == 48
     code, _, err = typed("predict", runs / "probe", toy / "test", "--device", "cpu", "--overlay", tmp_path / "o")
     assert (code, "sees the whole picture" in err) == (2, True)
+
+
+def test_predict_answers_what_a_table_lists(runs, toy, tmp_path):
+    with (toy / "rows.csv").open(newline="") as file:
+        listed = [row["image"] for row in csv.DictReader(file)]
+    code, out, err = typed("predict", runs / "probe", toy, "--device", "cpu")
+    assert code == 0, err
+    assert [row["image"] for row in csv.DictReader(out.splitlines())] == [str(toy / image) for image in listed]
+
+    with zipfile.ZipFile(tmp_path / "birds.zip", "w") as archive:
+        archive.write(toy / listed[1], "one.png")
+    shutil.copy(toy / listed[0], tmp_path / "zero.png")
+    (tmp_path / "new.csv").write_text("image,taken\nzero.png,may\nbirds.zip/one.png,june\n")
+    code, few, err = typed("predict", runs / "probe", tmp_path / "new.csv", "--device", "cpu")
+    assert code == 0, err
+    answers = list(csv.DictReader(few.splitlines()))
+    assert [row.pop("image") for row in answers] == [f"{tmp_path}/zero.png", f"{tmp_path}/birds.zip/one.png"]
+    for one, other in zip(answers, csv.DictReader(out.splitlines()), strict=False):
+        assert one["predicted"] == other["predicted"]
+        assert float(one["p_duck"]) == pytest.approx(float(other["p_duck"]), abs=1e-5)
+
+    named = overlay_names([tmp_path / "may/1.png", tmp_path / "june/1.png"], [tmp_path / "new.csv"])
+    assert named == [Path("may/1.png"), Path("june/1.png")]
+
+    for text, said in (("image\n", "has no rows"), ("picture\nzero.png\n", "new.csv:1: no column 'image'")):
+        (tmp_path / "new.csv").write_text(text)
+        code, _, err = typed("predict", runs / "probe", tmp_path / "new.csv", "--device", "cpu")
+        assert (code, said in err) == (2, True), err
 
 
 def test_one_damaged_picture_does_not_spoil_the_others(runs, toy, tmp_path):

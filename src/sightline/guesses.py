@@ -88,8 +88,9 @@ def read_those_that_can(paths: Sequence[Path], which: Sequence[int]) -> dict[int
 def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
     """Where each picture's overlay goes: the folders under the given one are kept, and no name is used twice."""
     names, taken = [], set()
+    folders = [one.parent if one.suffix.lower() == ".csv" else one for one in given]
     for path in paths:
-        folder = next((one for one in given if one.is_dir() and path.is_relative_to(one)), path.parent)
+        folder = next((one for one in folders if one.is_dir() and path.is_relative_to(one)), path.parent)
         stem = path.relative_to(folder).with_suffix("")
         name, number = stem, 1
         while str(name).lower() in taken:

@@ -64,7 +64,7 @@ def test_numbers_are_sorted_by_size(tmp_path):
         ("image,label,group,group_x\n", "rows.csv:1: has group and group_"),
         ("image,label\n", "rows.csv: has no rows"),
         ("image,label\na.png,cat\n,dog\n", "rows.csv:3: no image; give its path"),
-        ("image,label\na.png,cat\n\n\nb.png,\n", "rows.csv:5: no label; give its class"),
+        ("image,label\na.png,cat\n\n\nb.png,\n", "rows.csv:5: no label; give its class; `sightline predict` answers"),
         ("image,label,group\na.png,cat,\n", "rows.csv:2: no group; where it is not known"),
         ("image,label,split\na.png,cat,train\nb.png,cat,\n", "rows.csv:3: no split; write train, val or test"),
         (

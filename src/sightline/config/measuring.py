@@ -112,6 +112,7 @@ class Predict:
 
     run: Positional[Path]
     images: Positional[tuple[Path, ...]]
+    """Pictures, folders of pictures, or a CSV file with a column image; of a folder with rows.csv, what that lists."""
     out: Path | None = None
     """A .csv or .json file. Default: CSV on the screen."""
     overlay: Path | None = None

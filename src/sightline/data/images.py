@@ -23,6 +23,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..vit import Input
 from .rows import Rows
+from .unlabelled import listed, table_of
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
 LOSSLESS = {"PNG", "TIFF", "BMP", "GIF", "PPM"}  # formats in which a level of 1 is no noise
@@ -156,10 +157,16 @@ def read_picture_mask(rows: Rows, i: int) -> Image.Image | None:
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
-    """Files as given, folders as the pictures in them, sorted."""
+    """Files as given, folders as the pictures in them, sorted; what a CSV file, or a folder's rows.csv, lists."""
     found = []
     for path in paths:
-        if path.is_dir():
+        table = table_of(path)
+        if table is not None and table.is_file():
+            inside = [table.parent / image for image in listed(table)[0]]
+            if not inside:
+                raise UserError(f"{table}: has no rows; write one per image below the header")
+            found += inside
+        elif path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
             if not inside:
                 raise UserError(f"{path}: no pictures in this folder ({', '.join(sorted(SUFFIXES))})")
@@ -172,8 +179,9 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_image(source: Path | str | BinaryIO, name: str | None = None) -> Image.Image:
-    """A picture from its file, as `upright_rgb` makes it; `name` is for complaints."""
+    """A picture from its file, perhaps in an archive, as `upright_rgb` makes it; `name` is for complaints."""
     name = name or str(source)
+    source = open_file(Path(), str(source)) if isinstance(source, (Path, str)) else source
     return upright_rgb(_open(source, name), name)
 
 

@@ -78,7 +78,7 @@ class Table:
         """Every row has an image, a label, and what else the file has a column for; masks and boxes may lack."""
         if "" in self.image:
             raise self.error(self.image.index(""), "no image; give its path, relative to this file")
-        advice = {"label": "give its class", "split": "write train, val or test"}
+        advice = {"label": "give its class; `sightline predict` answers without", "split": "write train, val or test"}
         for name, column in {"label": self.label, "split": self.split, **self.groups}.items():
             if column is not None and "" in column.numbers:
                 row = column.codes.index(column.numbers[""])
@@ -87,8 +87,8 @@ class Table:
 
 
 def read_table(file: Path) -> Table:
-    records = _records(file)
-    line, header = next(records, (1, []))
+    found = records(file)
+    line, header = next(found, (1, []))
     names = [name.lower() for name in header]
     _check_header(f"{file}:{line}", names)
     group_names = [name for name in names if name == "group" or name.startswith("group_")]
@@ -106,7 +106,7 @@ def read_table(file: Path) -> Table:
     columns = [table.groups.get(name) or getattr(table, name) for name in names if name not in table.unused]
     places = [place for place, name in enumerate(names) if name not in table.unused]
     filling = [(column.append, place) for column, place in zip(columns, places, strict=True)]
-    for line, cells in records:
+    for line, cells in found:
         if len(cells) != len(names):
             raise UserError(
                 f"{file}:{line}: {len(cells)} cells under {len(names)} columns; a cell with a comma in it needs quotes"
@@ -140,7 +140,7 @@ def first_of(images: Sequence[str]) -> np.ndarray:
     return first
 
 
-def _records(file: Path) -> Iterator[tuple[int, list[str]]]:
+def records(file: Path) -> Iterator[tuple[int, list[str]]]:
     """Each row's first line and its cells; empty lines are skipped."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:

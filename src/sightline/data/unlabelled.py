@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import UserError
 from .rows import SPLIT_WORDS, TRAIN, VAL, Rows, read_rows
+from .table import records
 
 WATCHED = 0.05  # of the pictures are held out to watch training by,
 MOST_WATCHED = 1024  # but no more than this
@@ -33,7 +34,7 @@ def read_pictures(path: Path | str, *, layout: str | None = None, seed: int = 0)
 
 def has_classes(path: Path) -> bool:
     """A CSV file with a column label, or folders that all hold pictures and nothing deeper, and none beside them."""
-    if (file := _table(path)) is not None:
+    if (file := table_of(path)) is not None:
         return "label" in _header(file)
     folders, loose = _inside(path)
     if folders and not loose and all(name.lower() in SPLIT_WORDS for name in folders):
@@ -44,7 +45,7 @@ def has_classes(path: Path) -> bool:
 
 def has_splits(path: Path) -> bool:
     """A column split, or folders of that name."""
-    if (file := _table(path)) is not None:
+    if (file := table_of(path)) is not None:
         return "split" in _header(file)
     return any(name.lower() in SPLIT_WORDS for name in _inside(path)[0])
 
@@ -58,11 +59,11 @@ def hold_out(count: int, seed: int) -> tuple[np.ndarray, str]:
 
 
 def read_unlabelled(path: Path, *, seed: int = 0) -> Rows:
-    file = _table(path)
+    file = table_of(path)
     if file is None:
         root, (images, masks) = path, (_pictures_below(path), None)
     else:
-        root, (images, masks) = file.parent, _columns(file)
+        root, (images, masks) = file.parent, listed(file)
     if len(images) < 2:
         raise UserError(f"{path}: {'one picture' if images else 'no pictures'}; give at least two")
     splits, note = hold_out(len(images), seed)
@@ -71,36 +72,32 @@ def read_unlabelled(path: Path, *, seed: int = 0) -> Rows:
     return Rows(name, root, images, np.zeros(len(images), np.int64), ("picture",), splits, masks=masks, notes=notes)
 
 
-def _table(path: Path) -> Path | None:
+def table_of(path: Path) -> Path | None:
+    """The CSV file that a path is, or that its folder has."""
     if path.suffix.lower() == ".csv":
         return path
     return path / "rows.csv" if (path / "rows.csv").is_file() else None
 
 
 def _header(file: Path) -> list[str]:
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as text:
-            return [name.strip().lower() for name in next(csv.reader(text), [])]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{file}: cannot be read ({error}); save it as CSV UTF-8") from error
+    _, header = next(records(file), (1, []))
+    return [name.lower() for name in header]
 
 
-def _columns(file: Path) -> tuple[list[str], list[str] | None]:
+def listed(file: Path) -> tuple[list[str], list[str] | None]:
+    """The pictures of a CSV file, relative to its folder, and their masks where it has a column for them."""
     names = _header(file)
     if "image" not in names:
         raise UserError(f"{file}:1: no column 'image' among {', '.join(names) or 'nothing'}; name the pictures in one")
     images, masks = [], []
-    with file.open(newline="", encoding="utf-8-sig") as text:
-        reader = csv.reader(text)
-        next(reader)
-        for cells in filter(None, reader):
-            if len(cells) != len(names):
-                raise UserError(f"{file}:{reader.line_num}: {len(cells)} cells under {len(names)} columns")
-            row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
-            if not row["image"]:
-                raise UserError(f"{file}:{reader.line_num}: no image; give its path, relative to this file")
-            images.append(row["image"])
-            masks.append(row.get("mask", ""))
+    for line, cells in islice(records(file), 1, None):
+        if len(cells) != len(names):
+            raise UserError(f"{file}:{line}: {len(cells)} cells under {len(names)} columns")
+        row = dict(zip(names, cells, strict=True))
+        if not row["image"]:
+            raise UserError(f"{file}:{line}: no image; give its path, relative to this file")
+        images.append(row["image"])
+        masks.append(row.get("mask", ""))
     return images, masks if "mask" in names else None
 
 
