@@ -10,9 +10,11 @@ import pytest
 import torch
 import tyro
 
+from sightline.answers import Answers
 from sightline.audit.case import open_case
 from sightline.audit.facts import flags, training_command
-from sightline.audit.gallery import drawn, jpeg_uri
+from sightline.audit.gallery import drawn, jpeg_uri, plan
+from sightline.audit.survey import Survey
 from sightline.audit.wording import headline
 from sightline.cli import Command
 from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
@@ -217,6 +219,18 @@ def test_galleries_are_drawn_from_all_groups_and_the_same_for_the_same_seed():
     assert np.bincount(cells[rows]).tolist() == [3, 3, 3]
     assert np.array_equal(rows, drawn(np.arange(113), cells, 9, np.random.default_rng(0)))
     assert len(drawn(np.array([], dtype=int), cells, 9, np.random.default_rng(0))) == 0
+
+
+@pytest.mark.parametrize(("parts", "count"), [(0, 20), (3, 5)])
+def test_few_pictures_are_spread_over_the_groups(parts, count):
+    groups = np.repeat([0, 1, 2, 3], 30)
+    logits = np.eye(4)[groups] * 9
+    answers = Answers.from_logits([str(i) for i in range(120)], groups, logits, tuple("abcd"), groups, tuple("abcd"))
+    areas = np.ones((120, parts)) if parts else None
+    chosen = plan(Survey(answers, np.ones(120), areas), 20, 0, Intervention())
+    assert len(chosen.overview) == count
+    for rows in (chosen.overview, *chosen.parts.values()):
+        assert np.ptp(np.bincount(groups[rows], minlength=4)) <= 1
 
 
 def test_the_headline_names_the_worst_first_and_does_not_make_differences_out_of_chance():

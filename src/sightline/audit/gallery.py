@@ -99,13 +99,12 @@ def plan(found: Survey, pictures: int, seed: int, intervention: Intervention) ->
     left = pictures - 2 * len(mistakes)
     numbers = [] if found.areas is None else [k for k in range(found.areas.shape[1]) if k not in intervention.drop]
     each = min(OF_PART, left // (len(numbers) + 1)) if numbers else 0
-    everything = np.arange(len(answers))
-    overview = drawn(everything, cells, OF_SIGHT if not numbers else max(each, min(OF_PART, left)), generator)[:left]
     parts = {}
     for part in numbers:
         assert found.areas is not None
         parts[part] = drawn(np.flatnonzero(found.areas[:, part] > 0), cells, each, generator)
-    return Plan(overview[: left - sum(map(len, parts.values()))], parts, mistakes)
+    count = min(OF_PART if numbers else OF_SIGHT, left - sum(map(len, parts.values())))
+    return Plan(drawn(np.arange(len(answers)), cells, count, generator), parts, mistakes)
 
 
 def examples_of_swaps(pictures: int) -> int:
