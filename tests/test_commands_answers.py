@@ -62,6 +62,20 @@ def test_predict_answers_what_a_table_lists(runs, toy, tmp_path):
         assert (code, said in err) == (2, True), err
 
 
+def test_predict_replaces_nothing_but_answers(runs, toy, tmp_path):
+    pictures = toy_pictures(toy, tmp_path / "birds", 2)
+    for name, other in (("p.csv", "image,label\na.png,duck\n"), ("p.json", '{"predicted": 1}'), ("q.json", "[1")):
+        out = tmp_path / name
+        command = ("predict", runs / "probe", pictures, "--device", "cpu", "--out", out)
+        for _ in range(2):
+            code, said, err = typed(*command)
+            assert (code, said) == (0, f"The answers are in {out}.\n"), err
+        out.write_text(other)
+        code, _, err = typed(*command)
+        assert (code, f"{name}: exists, and does not hold answers" in err) == (2, True), err
+        assert out.read_text() == other
+
+
 def test_one_damaged_picture_does_not_spoil_the_others(runs, toy, tmp_path):
     pictures = toy_pictures(toy, tmp_path / "birds", 6)
     (pictures / "duck" / "broken.png").write_text("no picture")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Sequence
@@ -62,6 +63,20 @@ def predict_pictures(command: Predict) -> Guesses:
     as_json = command.out is not None and command.out.suffix == ".json"
     text = json.dumps(lines, indent=1, ensure_ascii=False) + "\n" if as_json else as_csv(columns, lines)
     return Guesses(text, len(paths), len(paths) - len(lines), tuple(unseen))
+
+
+def refuse_to_replace(path: Path | None) -> None:
+    """Anything but earlier answers: a slip of the finger would cost somebody's table."""
+    if path is None or not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = json.load(file) if path.suffix == ".json" else [next(csv.reader(file), [])]
+        known = not lines or "predicted" in lines[0]
+    except (OSError, ValueError, LookupError, TypeError, csv.Error):
+        known = False
+    if not known:
+        raise UserError(f"{path}: exists, and does not hold answers of `sightline predict`; choose another --out")
 
 
 def sees_everything(model: Model) -> bool:

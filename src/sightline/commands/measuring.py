@@ -121,14 +121,16 @@ def stress(command: Stress) -> int:
 
 
 def predict(command: Predict) -> int:
-    from ..guesses import predict_pictures
+    from ..guesses import predict_pictures, refuse_to_replace
 
     make_way(command.out)
+    refuse_to_replace(command.out)
     guesses = predict_pictures(command)
     if command.out is None:
         sys.stdout.write(guesses.text)
     else:
         write(command.out, guesses.text)
+        print(f"The answers are in {command.out}.")
     if guesses.unseen:
         few = f"{counted(len(guesses.unseen))} of which nothing was seen, such as {guesses.unseen[0]}"
         print(f"note: {few}: the answer is a guess", file=sys.stderr)
