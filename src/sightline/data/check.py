@@ -18,6 +18,7 @@ Severity = Literal["error", "warning", "info"]
 WIDE = 0.2  # an interval wider than this decides nothing
 STRONG = 0.3  # Cramér's V from which the group is worth a warning
 MOST_COMBINATIONS = 10_000  # of label and attribute, to name those that occur nowhere
+NO_LABEL = ("nan", "none", "null")  # what programs write into an empty cell
 SHOWN = 10  # files or cells named per finding in `lines`; `to_dict` has all
 
 
@@ -99,7 +100,7 @@ def check(
     findings += _splits(rows)
     if open_images:
         findings += _pictures(rows, np.flatnonzero(there), workers, progress)
-    findings += _classes(rows) + _cells(rows) + _association(rows)
+    findings += _classes(rows) + _spelling(rows) + _cells(rows) + _association(rows)
     findings += [Finding("info", "reading", note) for note in rows.notes]
     order = {"error": 0, "warning": 1, "info": 2}
     return Report(
@@ -163,6 +164,34 @@ def _classes(rows: Rows) -> list[Finding]:
             text = f"{split}: {_count(len(absent), 'class', 'classes')} without any row; what is absent {so}"
             findings.append(Finding(severity, "classes", text, absent))
     return findings
+
+
+def _spelling(rows: Rows) -> list[Finding]:
+    """Labels that look like a slip: one word written in several ways, or an empty cell written as a word."""
+    alike: dict[str, list[int]] = {}
+    for label in np.unique(rows.labels).tolist():
+        alike.setdefault("".join(rows.classes[label].casefold().split()), []).append(label)
+    several = [label for some in alike.values() if len(some) > 1 for label in some]
+    void = [label for word in NO_LABEL for label in alike.get(word, [])]
+    findings = []
+    for labels, text in (
+        (several, "differ in case or space only; if they are one class, write it in one way"),
+        (void, "look like an empty cell; if they are no class, give one, or remove these rows"),
+    ):
+        if labels:
+            items = tuple(_written(rows, label) for label in labels)
+            findings.append(Finding("warning", "classes", f"{len(labels):,} labels {text}", items))
+    return findings
+
+
+def _written(rows: Rows, label: int) -> str:
+    """A label, how many rows have it, and where the first of them are."""
+    at = np.flatnonzero(rows.labels == label)
+    told = f"{rows.classes[label]!r}: {_count(len(at), 'row')}"
+    if rows.table is None or rows.lines is None:
+        return told
+    lines = ", ".join(map(str, rows.lines[at[:SHOWN]])) + (" …" if len(at) > SHOWN else "")
+    return f"{told}, {rows.table.name}:{lines}"
 
 
 def _cells(rows: Rows) -> list[Finding]:
