@@ -206,6 +206,15 @@ def test_masks_of_nothing_are_not_learnt_from(toy, runs, tmp_path):
     assert [told.images[i] for i in told.where("train")] == [rows.images[i] for i in kept]
 
 
+def test_a_mask_that_cannot_be_read_is_named_with_its_picture_and_line(toy, runs, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(toy, data)
+    lines = (data / "rows.csv").read_text().splitlines()
+    (data / "rows.csv").write_text("\n".join([lines[0], lines[1].replace("masks/train/00000.png", "nan"), *lines[2:]]))
+    with pytest.raises(UserError, match=r"data/nan: no such file \(the mask of train/00000\.png, .*/rows\.csv:2\)"):
+        train(config(data, tmp_path / "run", start=str(runs / "erm-0")))
+
+
 def test_masks_of_0_and_1_teach_the_same_as_those_of_0_and_255(toy, runs, tmp_path):
     ones = masks_with(toy, tmp_path / "ones", lambda mask: mask.point(lambda level: level // 255))
     common = {"start": str(runs / "erm-0"), "per_class": 4, "batch": 8}

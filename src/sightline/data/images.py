@@ -153,7 +153,8 @@ def read_picture_mask(rows: Rows, i: int) -> Image.Image | None:
     try:
         return read_mask(open_file(rows.root, path), _name(rows.root, path))
     except UserError as error:
-        raise UserError(f"{error} (the mask of {rows.images[i]})") from error
+        listed_at = "" if rows.lines is None else f", {rows.place(i)}"
+        raise UserError(f"{error} (the mask of {rows.images[i]}{listed_at})") from error
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:

@@ -127,7 +127,10 @@ def having_masks(rows: Rows) -> Rows:
         raise UserError(f"{rows.name}: has no masks; give a mask column, or --masks FOLDER, found:BACKBONE, ...")
     missing = [image for image, mask in zip(rows.images, rows.masks, strict=True) if not mask]
     if missing:
-        raise UserError(f"{rows.name}: no mask for {len(missing):,} of its pictures, such as {missing[0]}")
+        raise UserError(
+            f"{rows.name}: no mask for {len(missing):,} of its pictures, such as {missing[0]}; add them, have all made "
+            "with --masks found:BACKBONE, or train robustvit, which learns from few"
+        )
     return rows
 
 

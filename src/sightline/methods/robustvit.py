@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..config.relevance import Pointed, Robustvit, Tuned
 from ..data.batches import OnTheWay
-from ..data.images import open_file, read_mask
+from ..data.images import read_picture_mask
 from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..lessons import Desk, Lesson, When
@@ -294,8 +294,9 @@ def shown(rows: Rows, candidates: np.ndarray, config: Pointed) -> np.ndarray:
 
 
 def shows_nothing(rows: Rows, index: int, config: Pointed) -> bool:
-    assert rows.masks is not None
-    bright = np.asarray(read_mask(open_file(rows.root, rows.masks[index]), rows.masks[index]))
+    mask = read_picture_mask(rows, index)
+    assert mask is not None
+    bright = np.asarray(mask)
     return not (bright if config.bright == "thing" else ~bright).any()
 
 
