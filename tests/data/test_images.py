@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,9 @@ from sightline.data.images import (
     to_tensor,
     upright_rgb,
 )
-from sightline.data.rows import Rows
+from sightline.data.inspection import look_at
+from sightline.data.rows import Rows, read_folder
+from sightline.data.unlabelled import read_unlabelled
 from sightline.errors import UserError
 from sightline.vit import Input
 from tests.conftest import shared
@@ -367,10 +370,21 @@ def test_radiographs_are_read_from_files_and_archives(tmp_path):
     data.save_as(tmp_path / "chest.dcm", enforce_file_format=True)
     with zipfile.ZipFile(tmp_path / "chests.zip", "w") as archive:
         archive.write(tmp_path / "chest.dcm", "chest.dcm")
+        archive.write(tmp_path / "chest.dcm", "chest")
         archive.writestr("text.dcm", "hello")
-    for path in ("chest.dcm", "chests.zip/chest.dcm"):
+    ward = tmp_path / "data" / "ward"
+    ward.mkdir(parents=True)
+    for name in ("IM0001", "1.2.840.10008", "DICOMDIR", "notes.txt"):
+        shutil.copy(tmp_path / "chest.dcm", ward / name)
+    (ward / "README").write_text("hello")
+    assert find_images([ward]) == [ward / "1.2.840.10008", ward / "IM0001"]
+    assert read_folder(ward.parent).images == ["ward/1.2.840.10008", "ward/IM0001"]
+    assert read_unlabelled(ward).images == ["1.2.840.10008", "IM0001"]
+    names = ["data/ward/IM0001", "data/ward/1.2.840.10008", "chests.zip/chest"]
+    for path in ("chest.dcm", "chests.zip/chest.dcm", *names):
         picture = read_picture(one_row(tmp_path, path), 0)
         assert picture.mode == "RGB"
         assert np.array_equal(np.asarray(picture)[..., 0], pixels)
+        assert look_at(one_row(tmp_path, path), 0).kinds == ("DICOM",)
     with pytest.raises(UserError, match=r"chests.zip/text.dcm: not a DICOM picture"):
         read_picture(one_row(tmp_path, "chests.zip/text.dcm"), 0)

@@ -11,6 +11,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -168,7 +169,7 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
                 raise UserError(f"{table}: has no rows; write one per image below the header")
             found += inside
         elif path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and is_picture(str(p)))
             if not inside:
                 raise UserError(f"{path}: no pictures in this folder ({', '.join(sorted(SUFFIXES))})")
             found += inside
@@ -177,6 +178,26 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
         else:
             raise UserError(f"{path}: no such file or folder")
     return found
+
+
+def is_picture(path: str) -> bool:
+    """By its suffix; where it has none, as radiographs often do, by how it begins."""
+    suffix = os.path.splitext(path)[1]  # noqa: PTH122 (a Path per file is slow)
+    return suffix.lower() in SUFFIXES or (Path(path).is_file() and is_dicom(path, path))
+
+
+def is_dicom(source: Path | str | BinaryIO, name: str) -> bool:
+    """The name says so; or the file, where the name has no suffix, or ends in the number of an identifier."""
+    stem, suffix = os.path.splitext(os.path.basename(name))  # noqa: PTH119, PTH122
+    if suffix[1:].strip("0123456789") or stem == "DICOMDIR":  # which lists pictures, and is none
+        return suffix.lower() == ".dcm"
+    try:
+        with Path(source).open("rb") if isinstance(source, (Path, str)) else nullcontext(source) as file:
+            beginning = file.read(132)
+            file.seek(0)
+    except OSError:
+        return False
+    return beginning[128:] == b"DICM"
 
 
 def read_image(source: Path | str | BinaryIO, name: str | None = None) -> Image.Image:
@@ -265,7 +286,7 @@ def _in_archive(root: Path, path: str) -> tuple[Path, str] | None:
 
 
 def _open(source: Path | str | BinaryIO, name: str) -> Image.Image:
-    if name.lower().endswith(".dcm"):
+    if is_dicom(source, name):
         return _open_dicom(source, name)
     try:
         image = Image.open(source)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from ..errors import UserError
 from .check import Severity
-from .images import open_file, read_picture, read_picture_mask, same_shape
+from .images import is_dicom, open_file, read_picture, read_picture_mask, same_shape
 from .rows import Rows
 from .twins import perceptual_hash
 
@@ -91,9 +91,10 @@ def look_at(rows: Rows, row: int) -> Look:
 
 def _kinds(rows: Rows, row: int) -> tuple[str, ...]:
     """What is unusual about the file, if anything."""
-    if rows.images[row].lower().endswith(".dcm"):
+    source = open_file(rows.root, rows.images[row])
+    if is_dicom(source, rows.images[row]):
         return ("DICOM",)
-    with Image.open(open_file(rows.root, rows.images[row])) as file:
+    with Image.open(source) as file:
         no_exif = file.format == "PNG" and "exif" not in file.info  # asking such a file would decode it again
         unusual = {
             "grey": file.mode in ("1", "L", "LA"),
