@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from .config import Loop, Train
+from .config import Dfr, Loop, Train
 from .data.augment import PRESETS, Augment, Pictures
 from .data.batches import Batch, Batches, balanced
 from .data.cache import Cache
