@@ -8,9 +8,12 @@ import sys
 import onnx
 import pytest
 import torch
+from PIL import Image
 
 from sightline.config import Ifam
+from sightline.data.images import read_image, to_tensor
 from sightline.errors import UserError
+from sightline.export import example, picture_facts
 from sightline.export_check import compare, open_session, run, second_half
 from sightline.export_graph import Switches, WithParts, switches, traceable
 from sightline.intervene import intervened, keep
@@ -19,6 +22,7 @@ from sightline.load import load
 from sightline.redraw import fill
 from sightline.sight import Sight
 from sightline.train import train
+from sightline.vit import Input
 from sightline.where.corrections import Claims, Correction
 
 from .commands import typed
@@ -141,7 +145,22 @@ def test_the_example_runs_as_it_is_printed(exported, toy, tmp_path):
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] in facts["classes"]
-    assert len(facts["example"].splitlines()) <= 10
+    assert len(facts["example"].splitlines()) <= 13
+
+
+@pytest.mark.parametrize("crop", [1.0, 0.875])
+@pytest.mark.parametrize("size", [(101, 67), (67, 101), (40, 333), (333, 40), (33, 35), (17, 19), (224, 224)])
+def test_the_example_prepares_pictures_as_predict_does(tmp_path, monkeypatch, generator, size, crop):
+    width, height = size
+    pixels = torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8).numpy()
+    Image.fromarray(pixels).save(tmp_path / "picture.jpg", "PNG")
+    monkeypatch.chdir(tmp_path)
+    expects = Input(size=(32, 48), crop=crop)
+    opening = ("facts", "session", "found", "print")
+    lines = [line for line in example(expects, told=False).splitlines() if not line.startswith(opening)]
+    scope = {"facts": {"picture": picture_facts(expects)}}
+    exec("\n".join(lines), scope)
+    assert torch.equal(torch.from_numpy(scope["inputs"]["images"])[0], to_tensor(read_image("picture.jpg"), expects))
 
 
 def test_a_file_that_disagrees_is_not_kept(trained, images, tmp_path, monkeypatch):

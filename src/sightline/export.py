@@ -50,9 +50,12 @@ import json, numpy, onnxruntime
 from PIL import Image, ImageOps
 facts = json.load(open("model.json"))
 session = onnxruntime.InferenceSession("model.onnx")
-height, width = facts["picture"]["size"]
+(height, width), crop = facts["picture"]["size"], facts["picture"]["crop"]
 picture = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("RGB")
-picture = ImageOps.fit(picture, (width, height), {resample}, (1 - facts["picture"]["crop"]) / 2)
+scale = max(int(height / crop) / picture.height, int(width / crop) / picture.width)
+resized = max(width, round(picture.width * scale)), max(height, round(picture.height * scale))
+left, top = round((resized[0] - width) / 2), round((resized[1] - height) / 2)
+picture = picture.resize(resized, {resample}).crop((left, top, left + width, top + height))
 inputs = {{"images": numpy.asarray(picture, numpy.float32).transpose(2, 0, 1)[None] / 255{more}}}
 found = dict(zip(facts["outputs"], session.run(list(facts["outputs"]), inputs)))
 print(facts["classes"][found["probabilities"][0].argmax()], found["probabilities"][0].max())
