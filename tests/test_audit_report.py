@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from sightline.audit.wording import headline
 from sightline.cli import Command
 from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
 from sightline.data.toyset import write_toy
+from sightline.errors import UserError
 from sightline.intervene import intervened
 from sightline.interventions import Intervention
 from sightline.load import load
@@ -191,6 +193,31 @@ def test_names_and_the_intervention_of_the_user_are_on_the_page(trained, tmp_pat
         assert "Left out by the intervention." in page.sections["looks"]
     finally:
         assert typed("intervene", trained / "ifam", "--clear", *QUICK)[0] == 0
+
+
+def test_reports_with_and_without_the_intervention_lie_apart_and_which_it_is_is_said(trained, tmp_path):
+    run, few = shutil.copytree(trained / "ifam", tmp_path / "run"), (*QUICK, "--quick", "--pictures", 10)
+    assert typed("intervene", run, "--drop", 0, *QUICK)[0] == 0
+    code, out, errors = typed("audit", run, *few)
+    assert code == 0, errors
+    assert f"with {run / 'intervention.json'}: without part 0" in errors
+    corrected = run / "intervened-drop0" / "audit.html"
+    assert str(corrected) in out
+    before = corrected.read_text()
+    code, out, errors = typed("audit", run, *few, "--no-intervention")
+    assert code == 0, errors
+    assert "intervention.json" not in errors
+    assert str(run / "audit.html") in out
+    assert "none is applied" in Page((run / "audit.html").read_text()).sections["run"]
+    assert corrected.read_text() == before
+
+
+def test_without_the_intervention_its_file_may_be_damaged(trained, tmp_path):
+    run = shutil.copytree(trained / "ifam", tmp_path / "run")
+    (run / "intervention.json").write_text("{")
+    assert open_case(Audit(run, workers=0, device="cpu", intervention=False)).intervention == Intervention()
+    with pytest.raises(UserError, match="damaged"):
+        open_case(Audit(run, workers=0, device="cpu"))
 
 
 def test_classes_and_files_cannot_write_into_the_page(tmp_path):

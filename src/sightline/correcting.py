@@ -17,7 +17,7 @@ from .data.batches import Batches
 from .data.rows import Rows
 from .errors import UserError
 from .fingerprints import weights_sha256
-from .intervene import QUANTILES, SEARCH_FILE, Looked, calibrate, calibrated, keep, kept, with_parts
+from .intervene import QUANTILES, SEARCH_FILE, Looked, calibrate, calibrated, keep, kept, only_names, with_parts
 from .interventions import FILE, Intervention, Sketch, parse_names
 from .load import Model
 from .methods.pdiscoformer import PartLearner
@@ -76,15 +76,6 @@ def correct(command: Intervene) -> Outcome:
 
 def by_hand(command: Intervene) -> bool:
     return bool(command.drop or command.force or command.quantile is not None)
-
-
-def only_names(model: Model) -> Intervention | None:
-    """What `--clear` leaves of what is kept: the names of parts, if it can be read and is about these weights."""
-    try:
-        before = kept(model)
-    except UserError:
-        return None
-    return Intervention(names=before.names) if before and before.names else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -119,6 +119,15 @@ def kept(model: Model) -> Intervention | None:
     return intervention
 
 
+def only_names(model: Model) -> Intervention | None:
+    """The names of parts alone, if what is kept can be read and is about these weights."""
+    try:
+        before = kept(model)
+    except UserError:
+        return None
+    return Intervention(names=before.names) if before and before.names else None
+
+
 def keep(model: Model, intervention: Intervention) -> Intervention:
     """Kept in the run from now on; it says of which weights."""
     weights = weights_sha256(cast(nn.Module, model.method))
@@ -132,9 +141,13 @@ def load_corrected(folder: Path, device: str, intervention: bool, *, aloud: bool
     model = load(folder, device)
     model = with_kept(model) if intervention else model
     if aloud and (said := model.run.facts.get("intervention")):
-        where = model.run.folder / FILE
-        print(f"sightline: with {where}: {said['words']} (--no-intervention: as trained)", file=sys.stderr)
+        announce(model.run.folder, said["words"])
     return model
+
+
+def announce(folder: Path, words: str) -> None:
+    """That the intervention kept in this run is applied."""
+    print(f"sightline: with {folder / FILE}: {words} (--no-intervention: as trained)", file=sys.stderr)
 
 
 def with_kept(model: Model) -> Model:

@@ -19,7 +19,7 @@ from ..data.batches import Batch, Batches, OnTheWay
 from ..data.images import Canvas, decode
 from ..data.rows import Rows
 from ..errors import UserError
-from ..intervene import kept, with_kept
+from ..intervene import announce, kept, only_names, with_kept
 from ..interventions import Intervention
 from ..load import Model
 from ..methods.pdiscoformer import PartLearner
@@ -93,10 +93,10 @@ def open_case(command: Audit) -> Case:
     if command.pictures < 0:
         raise UserError(f"--pictures {command.pictures}: must not be negative")
     parts = model.method if isinstance(model.method, PartLearner) else None
-    found = kept(model) or Intervention()
-    if not command.intervention:
-        found = Intervention(names=found.names)
+    found = (kept(model) if command.intervention else only_names(model)) or Intervention()
     model = with_kept(model) if command.intervention else model
+    if found.changes:
+        announce(model.run.folder, found.words)
     at = rows.where(command.split)
     rows, masks_from = with_other_masks(rows, at, command, model, asked, accelerator)
     return Case(command, accelerator, model, parts, found, asked, rows, masks_from)

@@ -100,8 +100,9 @@ def default_path(case: Case) -> Path:
     return folder / ("audit.html" if split == "test" else f"audit-{split}.html")
 
 
-def folder_of(case: Case, changed: str = "") -> Path:
-    """The run's, or the one inside it that is for what was asked about other data, or of the `changed` model."""
+def folder_of(case: Case) -> Path:
+    """The run's, or the one inside it that is for what was asked about other data, or of the corrected model."""
+    changed = case.model.run.facts.get("intervention", {}).get("folder", "")
     option = (case.command.layout or "").partition(":")[2]
     other = () if case.asked.own else ("on", case.asked.path.resolve().stem, option, case.asked.fingerprint[:8])
     return case.model.run.folder / "-".join(filter(None, (*other, changed)))
@@ -306,8 +307,7 @@ def localization(case: Case) -> Localized:
 
 
 def known_localization(case: Case) -> Localization | None:
-    changed = case.model.run.facts.get("intervention", {}).get("folder", "")
-    path = case.model.run.folder / changed / "localization.json"
+    path = folder_of(case) / "localization.json"
     true = case.asked.own and not case.masks_from
     if not true or not path.exists() or path.stat().st_mtime < case.model.run.best.stat().st_mtime:
         return None
@@ -317,10 +317,8 @@ def known_localization(case: Case) -> Localization | None:
 
 def stressed(case: Case) -> Stressed:
     """What `sightline stress` found of these weights."""
-    run = case.model.run
-    changed = run.facts.get("intervention", {}).get("folder", "")
-    path = folder_of(case, changed) / "stress" / f"{case.command.split}.json"
-    if not path.exists() or path.stat().st_mtime < run.best.stat().st_mtime:
+    path = folder_of(case) / "stress" / f"{case.command.split}.json"
+    if not path.exists() or path.stat().st_mtime < case.model.run.best.stat().st_mtime:
         raise UserError(f"tests of its maps take long, and were not made: `{command_for(case, 'stress')}`")
     return Stressed.from_dict(figures_before(path, case.asked))
 

@@ -25,6 +25,7 @@ class Audit(Evaluate):
     seed: int = 0
     """Of what is drawn: pictures to show, backgrounds to swap."""
     out: Path | None = None
-    """The HTML file. Default: audit.html in the run (for --split val, audit-val.html), or its folder for other data."""
+    """The HTML file. Default: audit.html in the run (for --split val, audit-val.html), or in its folder for other data
+    or for the intervention that is applied."""
     cache: Path | None = None
     """Take decoded pictures from this folder, such as the one of training, and keep them there."""
