@@ -91,6 +91,20 @@ def test_corrections_and_names_of_parts_are_named(patches, certificate, tmp_path
     assert "IoU" not in found["What it sees"]  # what was measured is of the model as it was trained
 
 
+def test_figures_of_another_model_are_no_headline_of_a_corrected_one(patches, certificate):
+    kept = Intervention(drop=(1,))
+    text = card(load(patches), kept, certificate, "3 pictures")
+    assert "model-index" not in yaml.safe_load(text.split("---\n")[1])
+    head, found = text.partition("\n## ")[0], sections(text)
+    assert f"Not measured with the correction: `sightline evaluate {patches}` does that." in head
+    assert "**" not in head
+    assert "As trained, test data" in found["How good it is"]
+    published = card(load(patches), kept, certificate, "3 pictures", where="hf:me/mine")
+    assert "correction: `sightline evaluate RUN`" in published
+    assert str(patches) not in published
+    assert "Not measured" not in card(load(patches), Intervention(names={0: "head"}), certificate, "3 pictures")
+
+
 def test_a_model_that_sees_everything_claims_nothing_else(toy, tmp_path):
     model = load(train(Probe(toy, out=tmp_path / "probe", **TOLD)))
     images = torch.rand(2, 3, 32, 32)

@@ -46,6 +46,7 @@ def exported(trained):
     """What the command wrote, and what it said."""
     code, out, errors = typed("export", trained, "--limit", 4)
     assert code == 0, errors
+    assert f"with {trained / 'intervention.json'}: without part 1" in errors
     return trained / "onnx", out
 
 

@@ -44,16 +44,18 @@ def card(
     """Of a model, with what is kept to correct it and its certificate on some `pictures` (in words); `where` is what to
     load it by, if not its folder."""
     facts = model.run.facts
-    tables = measured(model, kept)
+    tables, corrected = measured(model, kept), kept is not None and kept.changes
+    as_it_is = next((one for one in tables if one["corrected"] == corrected), None)
     blind = certificate is not None and certificate.verdict == "blind"
     learner = model.method if isinstance(model.method, PartLearner) else None
     return template().render(
         name=model.run.folder.resolve().name,
         tags=["sightline", facts["method"], *(["blind-outside-its-sight"] if blind else [])],
-        results=results_of(tables),
+        results=results_of(as_it_is),
         what=what_it_is(facts["method"]),
         sees="It sees nothing else." if blind else "It sees the whole picture." if certificate is None else "",
-        headline=tables[0]["metrics"].headline() if tables else "",
+        headline=as_it_is["metrics"].headline() if as_it_is else "",
+        unmeasured=f"sightline evaluate {'RUN' if where else model.run.folder}" if tables and not as_it_is else "",
         data=facts["data"],
         class_list=class_list(model.classes),
         **counts_of(facts["data"]),
@@ -131,20 +133,20 @@ def measured(model: Model, kept: Intervention | None) -> list[dict[str, Any]]:
             metrics = Metrics.from_dict(splits[split])
             title = f"{words}, {split} data, {metrics.n:,} pictures:"
             rows = metrics.rows(limit=MOST)
-            about = {"metrics": metrics, "split": split, "warnings": metrics.warnings}
+            about = {"metrics": metrics, "split": split, "warnings": metrics.warnings, "corrected": where != folder}
             found.append({"title": title, "rows": rows} | about)
     return found
 
 
-def results_of(tables: list[dict[str, Any]]) -> dict[str, Any] | None:
+def results_of(table: dict[str, Any] | None) -> dict[str, Any] | None:
     """For the hub's own index."""
-    if not tables:
+    if table is None:
         return None
-    metrics: Metrics = tables[0]["metrics"]
+    metrics: Metrics = table["metrics"]
     worst = [("worst group", metrics.worst_group)] if metrics.worst_group else [("worst class", metrics.worst_class)]
     figures = [("accuracy", metrics.accuracy), ("class-balanced accuracy", metrics.balanced), *worst]
     named = [{"name": name, "value": round(one.value, 4)} for name, one in figures if one is not None]
-    return {"split": tables[0]["split"], "metrics": named}
+    return {"split": table["split"], "metrics": named}
 
 
 def selection_of(facts: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from .errors import UserError
 from .export_check import Agreement, compare
 from .export_graph import Traced, WithParts, need_onnx, to_onnx, traceable
 from .fingerprints import weights_sha256
+from .intervene import announce
 from .interventions import Intervention
 from .load import Model, load
 
@@ -79,6 +80,8 @@ def export(command: Export, step: Callable[[int], None] | None = None) -> Export
     need_onnx()
     model = load(command.run)
     kept = intervention_of(model) if command.intervention else None
+    if kept is not None and kept.changes:
+        announce(model.run.folder, kept.words)
     traced = traceable(model.method, str(command.run))
     images, words = pictures_of(model, command.images, command.limit)
     masks = discs(len(images), model.expects.size) if "mask" in traced.more_inputs(model.expects.size) else None
