@@ -195,6 +195,20 @@ def test_names_alone_change_nothing(run):
     assert "intervention" not in err
 
 
+def test_a_new_name_for_a_part_does_not_cost_the_figures_of_other_splits(run):
+    typed_well("intervene", run, "--drop", 2)
+    typed_well("evaluate", run, "--split", "val", *QUICK)
+    typed_well("intervene", run, "--name", "2=tag")
+    typed_well("evaluate", run, *QUICK)
+    path = run / "intervened-drop2" / "metrics.json"
+    content = json.loads(path.read_text())
+    assert {*content["splits"]} == {"val", "test"}
+    assert content["intervention"]["words"] == "without part 2 (tag)"
+    path.write_text(json.dumps(content | {"intervention": content["intervention"] | {"drop": [1, 2]}}))
+    typed_well("evaluate", run, *QUICK)
+    assert {*json.loads(path.read_text())["splits"]} == {"test"}
+
+
 def test_predictions_follow_what_is_kept_and_say_so(run, data):
     picture = data[0] / "test2.png"  # round and tagged: the one that is taken for square
     plain, _ = typed_well("predict", run, picture)

@@ -138,8 +138,14 @@ def metrics_before(folder: Path, run: Run, asked: Asked) -> dict[str, Any]:
     before = read_metrics(path) if path.exists() else {"splits": {}}
     refuse_other_data(path, before.get("data", {}).get("fingerprint", asked.fingerprint), asked)
     changed = run.facts.get("intervention")
-    before = before if before.get("intervention") == changed else {"splits": {}}
+    before = before if same_change(before.get("intervention"), changed) else {"splits": {}}
     return before | content | ({"intervention": changed} if changed else {})
+
+
+def same_change(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+    """Whether two interventions do the same to a model, whatever its parts are called."""
+    said = [[(each or {}).get(name) for name in ("drop", "force", "quantile", "thresholds")] for each in (one, other)]
+    return said[0] == said[1]
 
 
 def refuse_other_data(path: Path, known: str, asked: Asked) -> None:
