@@ -175,6 +175,15 @@ def test_what_is_kept_is_still_proved_to_be_blind(run, data):
     assert "without part 2" in err
 
 
+def test_what_is_found_says_what_it_takes_the_place_of(run):
+    typed_well("intervene", run, "--drop", 0, "--force", 1)
+    out, _ = typed_well("intervene", run, "--find", *QUICK)
+    assert "In place of: without part 0; part 1 always kept." in out
+    assert Intervention.load(run / "intervention.json").force == ()
+    out, _ = typed_well("intervene", run, "--find", *QUICK)
+    assert "In place of" not in out
+
+
 def test_by_hand_each_kind_takes_the_place_of_what_was_said_before(run):
     typed_well("intervene", run, "--drop", 2, "--drop", 1, "--name", "0=round one", "--name", "1=square one")
     out, _ = typed_well("intervene", run, "--quantile", 0.97, *QUICK)

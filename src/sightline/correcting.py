@@ -40,6 +40,7 @@ class Outcome:
     measured: dict[str, Any] | None
     search: Search | None = None
     notes: tuple[str, ...] = ()  # on data that are not the run's own
+    replaced: Intervention | None = None  # by what was found
 
     @property
     def sentences(self) -> list[str]:
@@ -52,6 +53,8 @@ class Outcome:
             how = f", found on the {found['split']} data of {found['data']}" if found else ""
             before = " from before" * (self.search is not None and self.search.gain is None)
             said.append(f"Kept{before}: {now.words}{how}.")
+            if self.replaced is not None and self.replaced.changes and self.replaced.folder != now.folder:
+                said.append(f"In place of: {self.replaced.words}.")
         else:
             said.append(f"{self.parts} parts, and no intervention is kept.")
         names = ", ".join(f"{part} is {name}" for part, name in sorted(now.names.items()))
@@ -150,7 +153,7 @@ class Bench:
         about = {k: v for k, v in found.to_dict().items() if k != "trials"}
         facts = calibrated(asked, sketch) | {"found": data | about}
         chosen = self._save(replace(found.chosen, facts=facts))
-        return self.outcome(chosen, found, notes)
+        return replace(self.outcome(chosen, found, notes), replaced=self.before)
 
     def _objective(self, rows: Rows) -> str | None:
         """What is said; else AUC where weights were selected by it and there are no groups."""

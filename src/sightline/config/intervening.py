@@ -21,9 +21,11 @@ class Intervene:
     layout: str | None = None
     """Of published data, perhaps with an option."""
     find: bool = False
-    """Leave out every part, and the most distant patches, on validation data; keep what surely helps."""
+    """Leave out every part, and the most distant patches, on validation data; keep what surely helps, in place of all
+    that was kept."""
     drop: Annotated[tuple[int, ...], UseAppendAction] = ()
-    """A part to leave out, from 0 on: its patches become background. Several: --drop 3 --drop 5."""
+    """A part to leave out, from 0 on: its patches become background. Several: --drop 3 --drop 5. What is said takes the
+    place of what was kept of its kind, here as with --force and --quantile."""
     force: Annotated[tuple[int, ...], UseAppendAction] = ()
     """A part to keep wherever it is more likely than the other parts, whatever the background says."""
     quantile: float | None = None
