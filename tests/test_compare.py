@@ -1,10 +1,12 @@
 """Which run is better, and when it cannot be said."""
 
+import io
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from sightline.compare import Entry, compare, verdict
 from sightline.errors import UserError
@@ -133,6 +135,18 @@ def test_rows_fit_the_header_and_say_the_verdict_in_a_word():
     assert rows[1][6].startswith("+40.0 points  [")
     assert rows[1][7] == "better"
     assert len(comparison.table().columns) == len(comparison.header)
+
+
+def test_on_a_narrow_screen_no_name_is_cut_short():
+    names = ("intervene-and-train-anew", "intervene-and-train-again", "intervene-and-wait")
+    comparison = compare({name: [small((90, 90, 90, 40 + k))] for k, name in enumerate(names)})
+    console = Console(width=80, file=io.StringIO())
+    console.print(comparison.table())
+    lines = console.file.getvalue().splitlines()
+    edge = next(line.index("seeds") for line in lines if "seeds" in line)
+    first = "".join(line[:edge].strip() for line in lines)
+    assert all(name in first for name in names)
+    assert not [line for line in lines if "…" in line]
 
 
 def test_a_comparison_is_plain_json():

@@ -1,11 +1,14 @@
 """The search for an intervention: what surely helps is found, luck is not."""
 
+import io
 from dataclasses import replace
 
 import numpy as np
+import pytest
+from rich.console import Console
 
 from sightline.interventions import Intervention
-from sightline.search import gained, least_gain, search
+from sightline.search import gained, least_gain, search, table
 
 from .answering import answered, scored
 
@@ -46,6 +49,24 @@ def test_the_part_with_the_shortcut_is_found_and_quantiles_are_added_while_they_
     assert without["without part 2 (tag)"].groups["a on b"].low > 0
     assert without["without part 0"].groups["a on a"].high < 0
     assert {*without["without part 1"].classes} == {"a", "b"}
+
+
+def measured(groups):
+    """As the file of a search has it: a gain as wide as any, in so many groups."""
+    gain = {"value": -0.123, "low": -1.0, "high": 0.2, "n": 100, "how": "", "difference": True}
+    cells = {"classes": {}, "groups": {f"group {k}": gain for k in range(groups)}}
+    trials = [{"step": f"without part {k}", "score": 0.5, "gain": gain} | cells for k in range(2)]
+    return {"objective": "worst-group", "split": "val", "n": 800, "before": 0.4, "data": "toy", "trials": trials}
+
+
+@pytest.mark.parametrize(("groups", "width", "brief"), [(4, 80, False), (6, 80, True), (6, 120, False), (9, 250, True)])
+def test_groups_that_a_screen_is_too_narrow_for_give_way_to_those_that_change_most(groups, width, brief):
+    console = Console(width=width, file=io.StringIO())
+    console.print(table(measured(groups), console))
+    shown = console.file.getvalue()
+    assert ("most lost" in shown) == brief
+    assert shown.count("[-100.0,") == 2 * (3 if brief else 1 + groups)
+    assert "…" not in shown
 
 
 def test_a_gain_that_may_be_chance_is_not_taken():

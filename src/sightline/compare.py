@@ -64,11 +64,12 @@ class Comparison:
         ]
 
     def table(self) -> Table:
-        from rich.table import Table
+        from rich.table import Column, Table
 
         longest = max((entry.worst_gain.how for entry in self.entries if entry.worst_gain), key=len)
         caption = f"The same {self.entries[0].metrics.n:,} images for all. Differences: {longest}."
-        table = Table(*self.header, box=None, pad_edge=False, caption=caption)
+        header = [Column(name, overflow="fold") for name in self.header]  # names may share their beginning
+        table = Table(*header, box=None, pad_edge=False, caption=caption)
         table.caption_justify = "left"
         for row in self.rows():
             table.add_row(*row)

@@ -21,9 +21,11 @@ from .interventions import Intervention
 from .metrics import Estimate
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 MOST_COLUMNS = 6
+ANY_WIDTH = 10_000  # of a screen that no table is too wide for
 LEVEL = 0.05
 RESAMPLES = 10_000  # so many that a twentieth, divided by dozens of steps, is still made of several draws
 BRIEFLY = 2000  # for what is shown, but decides nothing
@@ -274,24 +276,33 @@ def differences(ours: Answers, theirs: Answers, by: str, seed: int = 0) -> dict[
     return {name: Estimate(v, low, high, n, how, difference=True) for name, v, low, high, n in every}
 
 
-def table(measured: Mapping[str, Any]) -> Table:
-    """Every part left out, and every quantile: what that does to each group, or class, of the validation data."""
-    from rich.markup import escape
-    from rich.table import Table
-
+def table(measured: Mapping[str, Any], console: Console) -> Table:
+    """Every part left out, and every quantile: what that does to each group, or class, of the validation data; where
+    these are many, or the console is too narrow for them, to the one that gains most and the one that loses most."""
     trials = measured["trials"]
     kind = "groups" if trials and trials[0]["groups"] else "classes"
     cells = [*trials[0][kind]] if trials else []
-    shown = cells if len(cells) <= MOST_COLUMNS else []
+    if len(cells) <= MOST_COLUMNS:
+        made = _table(measured, kind, cells)
+        if console.measure(made, options=console.options.update(max_width=ANY_WIDTH)).minimum <= console.width:
+            return made
+    return _table(measured, kind, [])
+
+
+def _table(measured: Mapping[str, Any], kind: str, shown: Sequence[str]) -> Table:
+    from rich.markup import escape
+    from rich.table import Column, Table
+
     what = WORDS[measured["objective"]]
     caption = (
         f"Differences in points, with 95 % intervals, to {100 * measured['before']:.1f} % of the {what} as trained; "
         f"{measured['split']!r} data of {measured['data']}, n {measured['n']:,}."
     )
-    header = ["", what, "gain", *map(escape, shown or ["most gained", "most lost"])]
+    names = ["", what, "gain", *map(escape, shown or ["most gained", "most lost"])]
+    header = [Column(name, overflow="fold") for name in names]
     made = Table(*header, box=None, pad_edge=False, caption=caption)
     made.caption_justify = "left"
-    for trial in trials:
+    for trial in measured["trials"]:
         gain, by = Estimate(**trial["gain"]), {name: Estimate(**one) for name, one in trial[kind].items()}
         order = sorted(by, key=lambda name: by[name].value, reverse=True)
         named = [] if shown else [f"{escape(name)} {_points(by[name])}" for name in (order[0], order[-1])]

@@ -16,7 +16,7 @@ def intervene(command: Intervene) -> int:
     if is_main_process():
         console = Console(highlight=False)
         if outcome.measured is not None and (command.find or not command.changes):
-            console.print(table(outcome.measured))
+            console.print(table(outcome.measured, console))
         print_notes(console, outcome.notes)
         for sentence in outcome.sentences:
             console.print(sentence, soft_wrap=True, markup=False)
