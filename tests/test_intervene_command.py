@@ -268,8 +268,10 @@ def test_quantiles_need_the_training_data(run, tmp_path):
     facts = json.loads((run / "run.json").read_text())
     facts["data"]["path"] = str(tmp_path / "gone")
     (run / "run.json").write_text(json.dumps(facts))
-    code, _, err = typed("intervene", run, "--quantile", 0.99)
-    assert (code, "no longer there" in err) == (2, True)
+    for told in (("intervene", run, "--quantile", 0.99), ("audit", run), ("strips", run), ("localize", run)):
+        code, _, err = typed(*told)
+        assert (code, f"no longer there; say where they are, after the run: {run} DATA" in err) == (2, True), err
+        assert "evaluate" not in err
     typed_well("intervene", run, "--drop", 1)
 
 

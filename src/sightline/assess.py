@@ -85,15 +85,16 @@ def data_asked_for(command: Evaluate, run: Run) -> Asked:
         path = Path(data["path"])
         if not path.exists():
             raise UserError(
-                f"{path}: the data of this run are no longer there; say where: `sightline evaluate {command.run} DATA`"
+                f"{path}: the data of this run are no longer there; say where they are, after the run: "
+                f"{command.run} DATA"
             )
         rows = read_rows(path, layout=data["layout"], seed=seed)
         found = fingerprint(rows)
         if found != data["fingerprint"]:
             raise UserError(
                 f"{path}: the data have changed since this run was trained (fingerprint {found[:12]} instead of "
-                f"{data['fingerprint'][:12]}); restore them, or give them explicitly, as other data: "
-                f"`sightline evaluate {command.run} {path}`"
+                f"{data['fingerprint'][:12]}); restore them, or give them explicitly, as other data, after the "
+                f"run: {command.run} {path}"
             )
         return Asked(rows, path, found, own=True)
     if command.layout in (None, data["layout"]):
