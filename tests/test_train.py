@@ -116,6 +116,26 @@ def test_a_loss_that_is_no_number_stops_with_a_remedy(toy, tmp_path, monkeypatch
         train(small(toy, tmp_path / "run", epochs=1))
 
 
+@pytest.mark.parametrize("told", [{"workers": 0}, {"workers": 1}, {"cache": True}, {"split": "test"}, {"probe": True}])
+def test_a_picture_that_cannot_be_read_says_what_finds_all_of_them(toy, tmp_path, told):
+    data = shutil.copytree(toy, tmp_path / "toy")
+    damaged = next((data / told.get("split", "train")).glob("*.png"))
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    settings = {
+        "epochs": 1,
+        "workers": told.get("workers", 0),
+        "cache": tmp_path / "cache" if "cache" in told else None,
+    }
+    config = small(data, tmp_path / "run", **settings)
+    if "probe" in told:
+        config = Probe(data, "random:nano", tmp_path / "run", workers=0, device="cpu")
+    with pytest.raises(UserError) as caught:
+        train(config)
+    said = str(caught.value)
+    assert said.startswith(f"{damaged}: a damaged image (")
+    assert said.endswith(f"; restore it or remove it; `sightline check {data}` finds all such files")
+
+
 def test_nothing_is_written_outside_the_run_folder(toy, tmp_path):
     before = {p: p.stat().st_mtime_ns for p in toy.rglob("*")}
     train(small(toy, tmp_path / "run", epochs=1))

@@ -207,6 +207,19 @@ def places_in_epoch(step: int, count: int, batches: Batches) -> Tensor:
 
 
 @contextmanager
+def telling_what_finds_all(config: Train, rows: Rows) -> Generator[None]:
+    """A picture or mask that cannot be used ends training, and need not be the only one."""
+    try:
+        yield
+    except UserError as error:
+        files = (rows.root / name for name in (*rows.images, *(rows.masks or ())))
+        if not any(str(error).startswith(f"{file}: ") for file in files):
+            raise
+        layout = f" --layout {config.layout}" if config.layout else ""
+        raise UserError(f"{error}; `sightline check {config.data}{layout}` finds all such files") from error
+
+
+@contextmanager
 def deterministic(wanted: bool) -> Generator[None]:
     """The same bits every time, also on a GPU; afterwards torch is as it was before."""
     if not wanted:

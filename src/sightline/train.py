@@ -46,6 +46,7 @@ from .lessons import (
     refuse_absent,
     refuse_hopeless,
     refuse_processes_apart,
+    telling_what_finds_all,
     training_batches,
     view,
 )
@@ -63,7 +64,7 @@ def train(config: Train) -> Path:
     """Data in, run folder out."""
     rows = read_rows(config.data, layout=config.layout, seed=config.split_seed)
     refuse_hopeless(config, rows)
-    with deterministic(config.deterministic):
+    with deterministic(config.deterministic), telling_what_finds_all(config, rows):
         accelerator = make_accelerator(config.device, config.precision)
         refuse_processes_apart(config, rows, accelerator.num_processes)
         run = begin_together(config, rows, accelerator)
@@ -236,10 +237,9 @@ def examine(course: Course) -> dict[str, Any]:
     # Not compiled: pictures that hide different shares would be compiled anew again and again.
     with torch.compiler.set_stance("force_eager") if config.compile else nullcontext():
         found = candidate.examine(course.exam, desk, config.select)
-    result = found[config.select]
     line = {"epoch": epoch, "lr": rate, "batch": course.batches.batch} | losses | found
-    if state.best is None or result > state.best:
-        state.best, state.best_epoch = result, epoch
+    if state.best is None or found[config.select] > state.best:
+        state.best, state.best_epoch = found[config.select], epoch
         state.unsaved = {name: each.to("cpu", copy=True) for name, each in candidate.state_dict().items() if main}
     state.epoch, state.step, state.sums = epoch, 0, {}
     lost_patience = config.patience is not None and epoch - (state.best_epoch or 0) >= config.patience
