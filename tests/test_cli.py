@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from PIL import Image
 
 from sightline import cli
 from sightline.config import Verify
+from sightline.data.images import Canvas, decode
+from sightline.data.rows import read_rows
 from sightline.subject import pictures as pictures_of
 from sightline.vit import Input
 from sightline.weights import save_backbone
@@ -196,6 +199,32 @@ def test_masks_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
     assert masks.float().mean(dim=(1, 2)).tolist() == [1.0, 0.0]
     with pytest.raises(ValueError, match="several masks of that name"):
         pictures_of(Verify("", (tmp_path / "images" / "x" / "1.png",), masks=tmp_path / "masks"), Input(size=(8, 8)))
+
+
+@pytest.mark.parametrize("given", ["", "rows.csv"])
+def test_of_data_only_photographs_are_taken_and_each_finds_its_mask(given, toy):
+    expects = Input(size=(64, 64))
+    listed = read_rows(toy)
+    alone, _ = pictures_of(Verify("", tuple(listed.image_path(i) for i in range(4)), limit=4), expects)
+    images, masks = pictures_of(Verify("", (toy / given,), masks=toy / "masks", limit=4), expects)
+    assert torch.equal(images, alone)
+    assert torch.equal(masks, torch.stack([decode(listed, i, Canvas.of(expects)).mask for i in range(4)]))
+
+
+def test_masks_inside_the_folder_of_pictures_are_no_pictures(pictures):
+    expects, masks = Input(size=(32, 32)), pictures.parent / "masks"
+    images, _ = pictures_of(Verify("", (pictures.parent,), masks=masks), expects)
+    assert torch.equal(images, pictures_of(Verify("", (pictures,)), expects)[0])
+    with pytest.raises(ValueError, match="no pictures in this folder but those in"):
+        pictures_of(Verify("", (masks,), masks=masks), expects)
+
+
+def test_a_table_may_list_pictures_in_an_archive(pictures):
+    with zipfile.ZipFile(pictures / "some.zip", "w") as archive:
+        archive.write(pictures / "1.png", "inside/1.png")
+    (pictures / "rows.csv").write_text("image,label\nsome.zip/inside/1.png,a\n")
+    command = Verify("", (pictures,), masks=pictures.parent / "masks")
+    assert [len(some) for some in pictures_of(command, Input(size=(32, 32)))] == [1, 1]
 
 
 def test_the_demo_removes_nothing_of_others(tmp_path):
