@@ -154,6 +154,16 @@ def test_a_grid_can_be_put_together_without_computing(grid, computed):
         fill(replace(config, collect=True, out=config.folder / "elsewhere"))
 
 
+def test_a_grid_is_put_together_of_all_that_is_there_whatever_is_named(grid):
+    config, found = grid
+    collected = fill(replace(config, where=("everything",), what=WHATS[2:], collect=True))
+    assert [str(word) for word in collected.wheres] == ["everything", *WHERES[:3]]
+    assert {cell.key for cell in collected.filled} >= {cell.key for cell in found.filled}
+    kept = json.loads((config.folder / "matrix.json").read_text())
+    assert kept["whats"][0] == WHATS[2]
+    assert len([cell for cell in kept["cells"] if cell["metrics"]]) >= len(found.filled)
+
+
 def test_a_grid_is_not_put_together_with_other_data(grid, tmp_path):
     config, found = grid
     other = write_toy(tmp_path / "toy", train=8, val=8, test=found.cells[0].metrics.n + 4)

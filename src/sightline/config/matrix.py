@@ -27,7 +27,8 @@ class Matrix:
     crop-dfr:BACKBONE (the same features, fitted with group labels), mask-zero-shot:CLIP, crop-zero-shot:CLIP,
     fine-tune:BACKBONE (all of it, all else hidden)."""
     collect: bool = False
-    """Compute nothing: put together the cells that are in --out, also where neither weights nor runs are."""
+    """Compute nothing: put together all cells that are in --out, also where neither weights nor runs are. What --where
+    and --what name comes first."""
     out: Path | None = None
     """Folder for the table, the picture, and the answers of every cell. Default: runs/DATA-matrix."""
     layout: str | None = None

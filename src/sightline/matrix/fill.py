@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
@@ -44,7 +44,10 @@ def fill(config: Matrix, told: Callable[[Cell], None] = lambda _: None) -> Grid:
     folder = config.folder
     make_folder(folder)
     if config.collect:
-        cells = collected(folder, wheres, whats, rows)
+        there = cells_of(rows, folder / "cells.jsonl")
+        wheres = and_others(wheres, [cell.where for cell in there])
+        whats = and_others(whats, [cell.what for cell in there])
+        cells = collected(there, wheres, whats)
     else:
         cells = fill_all(wheres, whats, Bench(config, rows, accelerator.device), told)
     grid = grid_of(cells, wheres, whats, rows, config)
@@ -65,9 +68,9 @@ def fill_all(wheres: list[Word], whats: list[Word], bench: Bench, told: Callable
     return cells
 
 
-def collected(folder: Path, wheres: list[Word], whats: list[Word], rows: Rows) -> list[Cell]:
-    """What is there of these data; paths may be others than where it was filled, so that the short names decide."""
-    path, data, pictures = folder / "cells.jsonl", fingerprint(rows), len(rows.where("test"))
+def cells_of(rows: Rows, path: Path) -> list[Cell]:
+    """What is there of these data; of cells that are called the same, the last."""
+    data, pictures = fingerprint(rows), len(rows.where("test"))
     filled = list(read_cells(path).values())
     if not filled:
         raise UserError(f"{path}: no filled cells to collect; leave --collect out to fill them")
@@ -75,19 +78,26 @@ def collected(folder: Path, wheres: list[Word], whats: list[Word], rows: Rows) -
     def of_these_data(cell: Cell) -> bool:
         return cell.data == data if cell.data else cell.metrics is not None and cell.metrics.n == pictures
 
-    there = {(cell.where.short, cell.what.short): cell for cell in filled if of_these_data(cell)}
+    there = {cell.name: cell for cell in filled if of_these_data(cell)}
     if not there:
         raise UserError(
             f"{path}: filled with other data than {rows.name} with its {pictures:,} test pictures (fingerprint "
             f"{data[:12]}); name the data that it was filled with"
         )
-    pairs = [(where, what) for where in wheres for what in whats]
-    return [
-        replace(there[key], where=where, what=what)
-        if (key := (where.short, what.short)) in there
-        else Cell(where, what, empty="not filled yet")
-        for where, what in pairs
-    ]
+    return list(there.values())
+
+
+def and_others(said: list[Word], there: Iterable[Word]) -> list[Word]:
+    """The words that were said, and after them all others: a table is never put together of less than there is."""
+    names = {word.short for word in said}
+    return said + list({word.short: word for word in there if word.short not in names}.values())
+
+
+def collected(there: list[Cell], wheres: list[Word], whats: list[Word]) -> list[Cell]:
+    """Paths may be others than where it was filled, so that the short names decide."""
+    named = {cell.name: cell for cell in there}
+    pairs = [Cell(where, what, empty="not filled yet") for where in wheres for what in whats]
+    return [replace(named.get(pair.name, pair), where=pair.where, what=pair.what) for pair in pairs]
 
 
 def refuse_hopeless(config: Matrix, rows: Rows) -> None:
