@@ -3,10 +3,12 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from sightline.audit.heatmap import Square, draw_heatmap
 from sightline.config import Matrix
@@ -172,3 +174,19 @@ def test_a_grid_without_any_figure_can_be_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     draw_heatmap([[Square(None, empty="no groups")]], ["everything"], ["crop-dfr:x"], "none", tmp_path / "m.png")
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_equal_figures_can_be_read_and_drawing_them_warns_of_nothing(rows, tmp_path, recwarn):
+    pytest.importorskip("matplotlib")
+    squares = [[Square(Estimate(0.635, 0.5, 0.7, 400, "made up"))]] * rows
+    title = "toy, split test: worst group, %, with 95 % intervals (400 pictures)"
+    draw_heatmap(squares, ["everything"] * rows, ["mask-probe:sightline-nano"], title, tmp_path / "m.png")
+    assert not recwarn.list
+    with Image.open(tmp_path / "m.png") as picture:
+        pixels = np.asarray(picture.convert("RGB")).astype(int)
+    ys, xs = np.nonzero((abs(pixels - (68, 1, 84)) < 3).all(axis=2))  # the dark end of the colours
+    xs = xs[ys == ys.min()]  # of the squares, not of the bar beside them
+    inside = pixels[ys.min() + 2 : ys.max() - 1, xs.min() + 2 : xs.max() - 1]
+    assert inside.min(axis=2).max() > 240, "light on dark"
+    assert pixels[:, -2:].min() == 255, "nothing is cut off"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 COLOURS = "viridis"
 WIDE, HIGH = 1.75, 0.8  # inches of a square
+AT_LEAST = (6.5, 3.2)  # inches of a picture: less has no room for title and labels
+SPAN = 1.0  # points between the ends of the colours, at least: equal figures have no span of their own
 GROWS = {"where": "where to look", "what": "what to make of it"}
 
 
@@ -35,19 +37,19 @@ def draw_heatmap(
     """Numbers in every square; empty ones are hatched, the best on validation data is framed."""
     longest = min(3.0, 0.085 * max(map(len, rows)))
     size = (longest + WIDE * len(columns) + 1.2, HIGH * len(rows) + 1.5)
-    figure = figure_class()(figsize=(max(6.5, size[0]), size[1]), layout="constrained")
+    figure = figure_class()(figsize=tuple(map(max, AT_LEAST, size)), layout="constrained")
     axes = figure.subplots()
     known = [100 * square.figure.value for line in squares for square in line if square.figure]
     low, high = (min(known), max(known)) if known else (0.0, 100.0)
     values = [[100 * s.figure.value if s.figure else float("nan") for s in line] for line in squares]
-    image = axes.imshow(values, cmap=COLOURS, vmin=low, vmax=max(high, low + 1e-6), aspect="auto")
+    image = axes.imshow(values, cmap=COLOURS, vmin=low, vmax=max(high, low + SPAN), aspect="auto")
     for y, line in enumerate(squares):
         for x, square in enumerate(line):
-            _square(axes, x, y, square, dark=bool(square.figure) and 100 * square.figure.value < (low + high) / 2)
+            _square(axes, x, y, square, dark=bool(image.norm(values[y][x]) < 0.5))
     axes.set_xticks(range(len(columns)), [fill(name, 22) for name in columns], fontsize=8)
     axes.set_yticks(range(len(rows)), [fill(name, 34) for name in rows], fontsize=8)
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
-    axes.set_title(title, fontsize=9, wrap=True)
+    axes.set_title(fill(title, round(12 * figure.get_figwidth())), fontsize=9)
     axes.set_xlabel(
         "framed: best on validation data, true masks aside; in italics: what the literature calls it", size=7
     )
