@@ -78,12 +78,14 @@ def test_verify_a_weights_file_on_toy_pictures(weights, tmp_path):
     assert "3 toy pictures, looking by given masks, patch by patch" in out
     assert "blind  Blind outside its sight" in out
     assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "blind"
+    assert "not kept" not in out
 
 
 def test_verify_own_pictures_by_attention_and_by_masks(weights, pictures):
     out = sightline("verify", weights, pictures, "--size", 32, "--draws", 1).stdout
     assert "3 pictures, looking by its own attention" in out
     assert "End to end (a figure, not a proof" in out
+    assert "not kept; --out certificate.json keeps it." in out
     masks = pictures.parent / "masks"
     out = sightline("verify", weights, pictures, "--size", 32, "--masks", masks, "--pixels", "--draws", 1).stdout
     assert "pixel by pixel" in out

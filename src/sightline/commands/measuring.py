@@ -216,6 +216,8 @@ def verify(command: Verify) -> int:
         if command.out is not None:
             write(command.out, certificate.to_json() + "\n")
         show(certificate)
+        if command.out is None:
+            print("This certificate is not kept; --out certificate.json keeps it.")
         return int(certificate.verdict != "blind")
     assert subject.sight is not None, "only methods look for themselves"
     leak = find_leak(
