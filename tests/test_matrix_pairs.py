@@ -9,6 +9,7 @@ from PIL import Image
 import sightline
 from sightline.config import Pdiscoformer, Probe
 from sightline.data.rows import read_rows
+from sightline.data.toyset import write_toy
 from sightline.errors import UserError
 from sightline.matrix import fill
 
@@ -35,6 +36,19 @@ def test_what_a_run_relies_on_can_be_seen_by_another(toy, tmp_path):  # noqa: F8
     found = fill(asked(toy, tmp_path / "grid", where=(f"relevance:{run}", f"relevance:{tmp_path}"), what=whats))
     assert [cell.empty is None for cell in found.cells] == [True, True, False, False]
     assert {cell.published for cell in found.cells} == {None}
+    assert not any("other data" in note for note in found.notes)
+
+
+def test_runs_that_learnt_on_other_data_are_noted(toy, tmp_path):  # noqa: F811
+    other = write_toy(tmp_path / "other", train=16, val=16, test=8, seed=1)
+    told = {"backbone": NANO, "workers": 0, "device": "cpu"}
+    probe = sightline.train(Probe(other, out=tmp_path / "probe", **told))
+    parts = sightline.train(Pdiscoformer(other, out=tmp_path / "parts", epochs=1, batch=16, **told))
+    config = asked(toy, tmp_path / "grid", where=(f"relevance:{probe}", f"parts:{parts}"), what=(f"mask-probe:{NANO}",))
+    for found in (fill(config), fill(config)):
+        assert [cell.note for cell in found.cells] == [
+            "it was learnt on other data, other", "its parts were learnt on other data, other",
+        ]  # fmt: skip
 
 
 def test_clip_answers_from_one_crop_or_with_the_rest_hidden(toy, tmp_path, clip_folder):  # noqa: F811

@@ -129,11 +129,11 @@ def filled(where: Where | UserError, what: What | UserError, cell: Cell, before:
     assert isinstance(where, Where)
     assert isinstance(what, What)
     facts = bench.data, where.identity, what.word.kind, what.identity, str(what.expects), what.settings()
-    cell = replace(cell, key=short_print(json.dumps(facts)), data=bench.data, truth=where.truth)
+    cell = replace(cell, key=short_print(json.dumps(facts)), data=bench.data, truth=where.truth, note=where.note)
     home = bench.config.folder / "cells" / cell.folder
     if cell.key in before and (home / "predictions" / "test.csv").is_file():
         known = before[cell.key]
-        return replace(known, where=cell.where, what=cell.what, data=cell.data, truth=cell.truth)
+        return replace(known, where=cell.where, what=cell.what, data=cell.data, truth=cell.truth, note=cell.note)
     began = time.perf_counter()
     try:
         outcome = ANSWERS[what.answers](where, what, bench.config.folder / "runs" / cell.folder)
@@ -145,7 +145,7 @@ def filled(where: Where | UserError, what: What | UserError, cell: Cell, before:
         metrics=evaluate(outcome.answers["test"], train_group_counts=counts, seed=bench.config.seed),
         validation=outcome.validation, way=outcome.way.words, tried=outcome.tried, rule=outcome.rule,
         facts=outcome.facts, parameters={"where": where.parameters, "what": what.parameters},
-        seconds=round(time.perf_counter() - began, 2), note=where.note,
+        seconds=round(time.perf_counter() - began, 2),
     )  # fmt: skip
     keep(cell, outcome, home, bench)
     add_cell(bench.config.folder / "cells.jsonl", cell)

@@ -27,7 +27,7 @@ from ..vit import Input
 from ..weights import HEAD, load_backbone
 from ..where.crops import CropSight
 from ..where.mask_files import look_print, write_masks
-from ..where.relevance import open_relevance
+from ..where.relevance import RelevanceSight
 from ..where.saliency import Found, TokenCut
 from .bench import Bench, short_print
 from .ways import Most, Sees, Way, crop_ways, crops_on, mass_ways, most_of, only_map, showing, window_around
@@ -35,6 +35,7 @@ from .words import Word, attention_of
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
+    from ..load import Model
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,11 +124,14 @@ def attention(word: Word, bench: Bench) -> Where:
 
 def relevance(word: Word, bench: Bench) -> Where:
     """Where the answer of a run that sees everything comes from."""
-    return by_map(word, bench, open_relevance(str(word)))
+    from ..load import load
+
+    model = load(word.of)
+    return by_map(word, bench, RelevanceSight(cast(nn.Module, model.method)), learnt_elsewhere("it was", model, bench))
 
 
-def by_map(word: Word, bench: Bench, look: nn.Module) -> ByMap:
-    return ByMap(word, bench, module_print(look), count(look), look=look)
+def by_map(word: Word, bench: Bench, look: nn.Module, note: str = "") -> ByMap:
+    return ByMap(word, bench, module_print(look), count(look), note, look=look)
 
 
 # ---- by masks --------------------------------------------------------------------------------------------------------
@@ -209,10 +213,8 @@ def parts(word: Word, bench: Bench) -> Where:
     look = model.method
     if not isinstance(look, PartLearner):
         raise UserError(f"{word.of}: a run of {model.run.facts['method']!r} discovers no parts; train ifam")
-    data = model.run.facts["data"]
-    other = f"its parts were learnt on other data, {data['name']}" if data["fingerprint"] != bench.data else ""
     return ByMasks(  # it sees pictures as it did in training, whoever answers
-        word, bench, module_print(look), count(look.where), other,
+        word, bench, module_print(look), count(look.where), learnt_elsewhere("its parts were", model, bench),
         told=lambda _: written(bench, look, model.expects),
         training=lambda _: written_to(bench, look, model.expects),
     )  # fmt: skip
@@ -290,6 +292,12 @@ KINDS: dict[str, Callable[[Word, Bench], Where]] = {
     "random": random,
     "everything": everything,
 }
+
+
+def learnt_elsewhere(what: str, model: Model, bench: Bench) -> str:
+    """A note, where a run was trained on other data than these."""
+    data = model.run.facts["data"]
+    return "" if data["fingerprint"] == bench.data else f"{what} learnt on other data, {data['name']}"
 
 
 def fitting(ways: list[Way], size: tuple[int, int]) -> list[Way]:

@@ -199,6 +199,7 @@ class RelevanceSight(nn.Module):
 
     def __init__(self, method: nn.Module, kind: Kind = "gae", share: float | None = None):
         super().__init__()
+        _reader(method)  # or it says so now
         self.method, self.kind, self.share = method, kind, share
 
     def look(self, images: Tensor) -> Sight:
@@ -226,6 +227,5 @@ def open_relevance(name: str, device: str = "cpu", *, share: float | None = None
     if not colon or kind not in KINDS:
         raise UserError(f"{name}: say whose relevance: relevance:RUN, or one of {', '.join(KINDS)} with :RUN")
     method = load(run, device).method
-    _reader(method)  # or it says so now
     assert isinstance(method, nn.Module)
     return RelevanceSight(method, kind, share)
