@@ -163,7 +163,9 @@ def test_another_number_of_classes_is_refused(file, tiny, data, tmp_path):
 
 def test_what_is_not_such_a_checkpoint_is_refused(tiny, tmp_path):
     save_file({"weight": torch.zeros(3)}, tmp_path / "other.safetensors")
-    with pytest.raises(UserError, match="no part discovery"):
+    with pytest.raises(UserError, match="not a checkpoint of iFAM or PDiscoFormer") as plain:
         load_published(tmp_path / "other.safetensors", like=tiny)
-    with pytest.raises(UserError, match="no such file"):
+    assert "a plain backbone goes to `sightline train METHOD DATA --backbone" in str(plain.value)
+    with pytest.raises(UserError, match="no such file; give a published checkpoint") as missing:
         load_published(tmp_path / "missing.safetensors", like=tiny)
+    assert "backbone" not in str(missing.value)

@@ -21,8 +21,9 @@ from .weights import Origin, config_for, existing_file, fit, load_backbone, read
 from .what.masked import MaskedViT
 from .where.parts import PartDiscovery
 
+PROTOTYPES = "fc_landmarks.weight"  # what every such file has, and no plain backbone
 OFFICIAL = {  # names in the published files of PDiscoFormer and, under `stage_1.`, of iFAM
-    "fc_landmarks.weight": "prototypes",
+    PROTOTYPES: "prototypes",
     "modulation.weight": "modulation.weight",
     "modulation.bias": "modulation.bias",
     "fc_class_landmarks.weight": "head.weight",
@@ -33,7 +34,14 @@ def load_published(
     path: str | Path, *, like: str | None = None, config: ViTConfig | None = None, preset: str = "papers"
 ) -> IFam | PDiscoFormer:
     """A published model, in evaluation mode. `preset="published"` leaves the noise on, as its own code does."""
+    if not Path(path).expanduser().exists():
+        raise UserError(f"{path}: no such file; give a published checkpoint of iFAM or PDiscoFormer")
     names = read_tensors(existing_file(str(path)))[0]
+    if not any(name.endswith(PROTOTYPES) for name in names):
+        raise UserError(
+            f"{path}: not a checkpoint of iFAM or PDiscoFormer (it has no {PROTOTYPES}); a plain backbone goes to "
+            f"`sightline train METHOD DATA --backbone {path}`"
+        )
     two_stages = any("stage_1." in name for name in names)
     where = load_official(path, prefix="stage_1." if two_stages else "", like=like, config=config)
     settings = Ifam if two_stages else Pdiscoformer
