@@ -140,6 +140,7 @@ def test_backbones_are_listed():
         (["{weights}", "--device", "cuda:99"], "--device cuda:99: not to be had here"),
         (["{weights}", "--out", "{text}/c.json", "--size", "32", "--limit", "2", "--draws", "1"], "cannot be written"),
         (["nowhere.py:build"], "nowhere.py: no such file"),
+        (["{code2}", "{pictures}"], "{code2}: say which function returns the module, such as {code2}:build"),
         (["{weights}", "--patch", "4"], "--patch does not go with {weights}: that is for modules of your own"),
         (["{weights}", "--draws", "0"], "--draws 0: at least 1"),
         (["{code}:build"], "{code}:2: "),

@@ -55,6 +55,8 @@ def subject_of(command: Verify) -> Subject:
     elif colon and not Path(command.model).exists() and not command.model.startswith("random:"):
         refuse(command, BACKBONE_FLAGS, "that is for backbones")
         subject = own_subject(command, path, function)
+    elif command.model.endswith(".py"):
+        raise UserError(f"{command.model}: say which function returns the module, such as {command.model}:build")
     else:
         refuse(command, OWN_FLAGS, "that is for modules of your own")
         subject = backbone_subject(command)
