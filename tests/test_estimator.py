@@ -91,6 +91,9 @@ def test_groups_and_masks_reach_the_run(tmp_path):
         ({"epochs": 3}, "epochs: is no setting of probe"),
         ({"settings": {"out": "x"}}, "out: is no setting of probe"),
         ({"validation": 1.0}, "validation=1.0: a share between 0 and 1"),
+        ({"method": "dfr"}, "groups: dfr needs one for each picture: fit(..., groups=...)"),
+        ({"select": "worst-group"}, "groups: select='worst-group' needs one"),
+        ({"method": "erm", "settings": {"balance": "groups"}}, "groups: balance='groups' needs one"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes, complaint):

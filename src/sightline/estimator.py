@@ -78,6 +78,8 @@ class SightlineClassifier(ClassifierMixin, BaseEstimator):
         self.classes_ = np.unique(labels)
         names = class_names(self.classes_)
         told = self._told()
+        if groups is None:
+            refuse_without_groups(told)
         home = self._home()
         validating = chosen(labels, groups, self.validation, self.seed)
         columns = {
@@ -148,6 +150,19 @@ def class_names(classes: np.ndarray) -> list[str]:
     if len(set(names)) < len(names) or any(not name.strip() for name in names):
         raise UserError("y: two classes have the same name, or one has none")
     return names
+
+
+def refuse_without_groups(told: Any) -> None:
+    """What the command line would ask a column of the data for."""
+    from .config import Dfr
+
+    for needed, what in (
+        (issubclass(told.func, Dfr), told.func.method),
+        (told.keywords["select"] == "worst-group", "select='worst-group'"),
+        (told.keywords.get("balance") == "groups", "balance='groups'"),
+    ):
+        if needed:
+            raise UserError(f"groups: {what} needs one for each picture: fit(..., groups=...)")
 
 
 def chosen(labels: np.ndarray, groups: Sequence[Any] | None, share: float, seed: int) -> np.ndarray:
