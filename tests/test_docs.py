@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,13 @@ def test_every_command_on_a_page_exists_with_its_flags(page):
 def test_commands_are_found_on_the_pages_at_all():
     assert sum(len(commands_on(page)) for page in PAGES) > 60
     assert any(line.startswith("train erm DATA --precision") for line in commands_on(DOCS / "scaling.md"))
+
+
+def test_every_extra_is_named_where_installing_is_told():
+    told = re.search(r"# extras: (.*)", (DOCS / "index.md").read_text(encoding="utf-8"))
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert told is not None
+    assert set(told.group(1).split(", ")) == set(known) - {"dev"}
 
 
 @pages
