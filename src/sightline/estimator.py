@@ -154,10 +154,8 @@ def class_names(classes: np.ndarray) -> list[str]:
 
 def refuse_without_groups(told: Any) -> None:
     """What the command line would ask a column of the data for."""
-    from .config import Dfr
-
     for needed, what in (
-        (issubclass(told.func, Dfr), told.func.method),
+        (told.func.needs_groups, told.func.method),
         (told.keywords["select"] == "worst-group", "select='worst-group'"),
         (told.keywords.get("balance") == "groups", "balance='groups'"),
     ):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from .config import Verify
-from .data.images import find_images, mask_to_tensor, open_file, read_image, read_mask, to_tensor
-from .data.table import read_table
+from .data.images import find_images, mask_to_tensor, read_image, read_mask, to_tensor
 from .data.toy import make_toy
+from .data.unlabelled import table_of
 from .errors import UserError
 from .intervene import load_corrected
 from .methods.pair import Pair
@@ -208,7 +208,7 @@ def pictures(command: Verify, expects: Input) -> tuple[Tensor, Tensor | None]:
         toy = make_toy(command.limit, size=expects.size[0], seed=command.seed)
         return toy.images.float() / 255, toy.masks
     paths = [path for given in command.images for path in photographs(given, command.masks)][: command.limit]
-    opened = [(path, read_image(open_file(Path(), str(path)), str(path))) for path in paths]
+    opened = [(path, read_image(path)) for path in paths]
     images = torch.stack([to_tensor(image, expects) for _, image in opened])
     if command.masks is None:
         return images, None
@@ -224,22 +224,14 @@ def pictures(command: Verify, expects: Input) -> tuple[Tensor, Tensor | None]:
 
 
 def photographs(given: Path, masks: Path | None) -> list[Path]:
-    """What the table lists, where there is one; otherwise all pictures that are there, but for the masks."""
-    if table := table_of(given):
-        return [table.parent / image for image in read_table(table).image]
+    """What a table lists, where there is one; otherwise all pictures that are there, but for the masks."""
     found = find_images([given])
-    if masks is None or not given.is_dir():
+    if masks is None or not given.is_dir() or table_of(given):
         return found
     found = [path for path in found if not path.parent.resolve().is_relative_to(masks.resolve())]
     if not found:
         raise UserError(f"{given}: no pictures in this folder but those in {masks}; give the folder of the pictures")
     return found
-
-
-def table_of(given: Path) -> Path | None:
-    """The CSV file that lists the pictures, where there is one."""
-    file = given / "rows.csv" if given.is_dir() else given
-    return file if file.suffix.lower() == ".csv" and file.is_file() else None
 
 
 def mask_for(path: Path, command: Verify) -> Path:

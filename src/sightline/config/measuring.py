@@ -151,8 +151,7 @@ class Verify:
     model: Positional[str]
     """A run folder, a backbone's name, a weights file, or file.py:function."""
     images: Positional[tuple[Path, ...]] = ()
-    """Pictures, folders of pictures, or a CSV file with columns image and label; without any, toy pictures with known
-    masks."""
+    """Pictures, folders of pictures, or a CSV file with a column image; without any, toy pictures with known masks."""
     where: Literal["attention", "masks", "random"] | None = None
     """Where to look: the model's own attention, masks, or at random. Default: masks where there are any."""
     masks: Path | None = None
