@@ -1,5 +1,6 @@
 """Sightline in Python and in notebooks: words, pictures of every kind, answers that show themselves."""
 
+import json
 import subprocess
 import sys
 
@@ -129,7 +130,14 @@ def test_a_loaded_model_is_corrected_as_the_commands_correct_it(run, files, tmp_
     keep(sightline.load(copy), Intervention(drop=(1,)))
     assert isinstance(sightline.load(copy).method, Intervened)
     assert isinstance(sightline.load(copy, intervention=False).method, IFam)
-    assert "corrected: without part 1" in sightline.load(copy)._repr_html_()
+    html = sightline.load(copy)._repr_html_()
+    assert "corrected: without part 1" in html
+    assert "<p>As trained: Right on" in html
+    figures = json.loads((copy / "metrics.json").read_text())
+    figures["splits"]["test"]["accuracy"]["value"] = 0.123
+    (copy / "intervened-drop1").mkdir()
+    (copy / "intervened-drop1" / "metrics.json").write_text(json.dumps(figures))
+    assert "<p>Right on 12 %" in sightline.load(copy)._repr_html_()
 
 
 def test_the_public_words_are_there():

@@ -132,12 +132,15 @@ def model_html(model: Model) -> str:
     """What it is, and every group with its interval."""
     from .metrics import Metrics, read_metrics
 
-    facts, path = model.run.facts, model.run.folder / "metrics.json"
+    facts = model.run.facts
     title = f"<b>{escape(facts['method'])}</b>, trained on {escape(facts['data']['name'])}"
     if said := facts.get("intervention"):
         title += f", corrected: {escape(said['words'])}"
     classes = ", ".join(model.classes[:20]) + (", …" if len(model.classes) > 20 else "")
     about = f"<p>{title}. Classes: {escape(classes)}.</p>"
+    path = model.run.folder / (said["folder"] if said else "") / "metrics.json"
+    if as_trained := bool(said) and not path.is_file():
+        path = model.run.folder / "metrics.json"
     splits = read_metrics(path)["splits"] if path.is_file() else {}
     split = next((one for one in ("test", "val") if one in splits), None)
     if split is None:
@@ -145,9 +148,9 @@ def model_html(model: Model) -> str:
     metrics = Metrics.from_dict(splits[split])
     cells = ["".join(f"<td>{escape(value)}</td>" for value in row) for row in metrics.rows()]
     head = "<tr><th></th><th>value</th><th>95 % interval</th><th>n</th></tr>"
-    caption = f"{escape(split)} data, as trained" if said else f"{escape(split)} data"
+    caption = f"{escape(split)} data" + ", as trained" * as_trained
     table = f"<table><caption>{caption}</caption>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
-    return f"{about}<p>{escape(metrics.headline())}.</p>{table}"
+    return f"{about}<p>{'As trained: ' * as_trained}{escape(metrics.headline())}.</p>{table}"
 
 
 def png(picture: Image.Image) -> bytes:
