@@ -7,7 +7,7 @@
     python benchmarks/waterbirds.py waterbirds --backbone ... --collect --markdown --pack parcels
 
 One run folder per row and seed, several trained side by side, skipped when finished: call it again to go on. Weights
-are selected on validation data by class-balanced accuracy, without group labels (but for `--table reweighed`). Rows
+are selected on validation data by class-balanced accuracy, without group labels (but for `--table rivals`). Rows
 that are not finished are listed as missing. `--no-measure` only trains; `--no-train`, later, measures what is trained
 by then, and needs its weights. `--collect` does neither, and needs neither data nor weights: what `--pack` puts
 together is enough, unpacked into a folder of runs anywhere, for benchmarks/claims.py too.
@@ -44,9 +44,9 @@ class Waterbirds:
     data: Positional[Path]
     backbone: str = ""
     runs: Path = Path("runs/waterbirds")
-    table: Literal["papers", "pixels", "shifts", "reweighed"] = "papers"
-    """The papers' methods; pixel-exact sight and its controls; a few of both for other data; rivals that weigh
-    pictures."""
+    table: Literal["papers", "pixels", "shifts", "rivals"] = "papers"
+    """The papers' methods; pixel-exact sight and its controls; a few of both for other data; rivals that see
+    everything."""
     only: tuple[str, ...] = ()
     """These rows, of any table, in this order. Default: all of the table."""
     rows: Path | None = None

@@ -80,10 +80,12 @@ PIXEL_ROWS: dict[str, str] = {
     "iFAM K=4, plain pixels, no mask dropout": f"ifam --parts 4{COARSE} --mask-dropout 0",
     "iFAM K=4, plain pixels, DINO looks": f"ifam --parts 4{COARSE} --where SELF",
 }
-# The rivals that see everything and weigh pictures, their weights selected by validation groups, as published.
+# Rivals that see everything: attentive probes; and what weighs pictures, selected by validation groups, as published.
 BY_GROUPS = f"{BRIEF} --select worst-group"
-REWEIGHED_ROWS: dict[str, str] = {
+RIVAL_ROWS: dict[str, str] = {
     "ERM": PAPERS_ROWS["ERM"],
+    "AIM probe": "aim",
+    "EP probe": "ep",
     "ERM, selected by groups": f"erm {BY_GROUPS}",
     "ERM, balanced groups": f"erm {BY_GROUPS} --balance groups",
     "GroupDRO": f"groupdro {BY_GROUPS}",
@@ -92,13 +94,13 @@ REWEIGHED_ROWS: dict[str, str] = {
     **{f"CVaR, worst {worst}": f"cvar {BY_GROUPS} --worst {worst}" for worst in (0.1, 0.2, 0.5)},
     "LfF": f"lff {BY_GROUPS}",
 }
-ROWS = PAPERS_ROWS | PIXEL_ROWS | REWEIGHED_ROWS
+ROWS = PAPERS_ROWS | PIXEL_ROWS | RIVAL_ROWS
 
 TRUE, TRUE_PIXELS = "early mask, true", "early mask, true, pixels"
 # For data whose test shows classes on other scenes than training: `sightline data scenes-o2o`, `cub-swapped`, ...
 SHIFTED = (*(f"{row}, 30 epochs" for row in ("ERM", TRUE, TRUE_PIXELS)), "iFAM K=1", "iFAM K=1, pixels")
 SHIFT_ROWS = {row: ROWS[row] for row in SHIFTED}
-TABLES = {"papers": PAPERS_ROWS, "pixels": PIXEL_ROWS, "shifts": SHIFT_ROWS, "reweighed": REWEIGHED_ROWS}
+TABLES = {"papers": PAPERS_ROWS, "pixels": PIXEL_ROWS, "shifts": SHIFT_ROWS, "rivals": RIVAL_ROWS}
 
 CONTROLS = tuple(f"{TRUE}, {how}" for how in ("balanced", "zoom", "448 px", "90 % inside"))
 OTHER_FILLS = tuple(f"{TRUE_PIXELS}, {fill}" for fill in FILLS)
@@ -147,7 +149,7 @@ PAIRS: tuple[tuple[str, str], ...] = (
     ("iFAM K=1, plain pixels, look 448", "iFAM K=1, plain pixels"),
     *((f"iFAM K=4, plain pixels, {how}", "iFAM K=4, plain pixels") for how in ("no mask dropout", "DINO looks")),
     ("iFAM K=1, zoom", "iFAM K=1"),
-    *((row, "ERM") for row in REWEIGHED_ROWS if row != "ERM"),
+    *((row, "ERM") for row in RIVAL_ROWS if row != "ERM"),
 )
 
 
