@@ -103,11 +103,12 @@ def test_what_the_first_failed_at_comes_so_many_times_more(toy):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_the_command_line_to_the_same_answers_again_and_stopped_it_ends_with_the_same_bits(kind, toy, tmp_path):
-    flags = [word for name, value in TOLD.items() for word in (f"--{name}", str(value))]
+    more = {"more": 2} if kind is Jtt else {}
+    flags = [word for name, value in (TOLD | more).items() for word in (f"--{name}", str(value))]
     code, out, err = typed("train", kind.method, toy, "--out", tmp_path / "whole", *flags)
     assert code == 0, err
     assert "trained with group labels" in out or kind is not Groupdro
-    told = TOLD | {"save_minutes": 0.0}
+    told = TOLD | {"save_minutes": 0.0} | more
     steps = 1 if kind is not Jtt else 4  # three of which are the first training's
     with pytest.raises(Stop), stopped_after(steps):
         train(kind(toy, out=tmp_path / "stopped", **told))
@@ -160,19 +161,10 @@ def test_groupdro_needs_groups_and_says_what_does_not(toy, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Groupdro, Cvar, Lff])
+@pytest.mark.parametrize("kind", [Groupdro, Lff])
 def test_two_processes_weigh_as_one_does(kind, toy, tmp_path):
     one = train(kind(toy, out=tmp_path / "one", **TOLD))
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "sightline",
-    ]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "sightline"]
     flags = [word for name, value in TOLD.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, *launcher, "train", kind.method, str(toy), "--out", str(tmp_path / "two"), *flags]
     result = subprocess.run(command, capture_output=True, text=True)
