@@ -160,10 +160,14 @@ class FromFailure(Reweighed):
         _, (index, labels, *whole) = of_whole_batch(lesson, lesson.indices, lesson.labels, *values.float())
         self.classes[index] = labels
         self.recent[:, index] = self.memory * self.recent[:, index] + (1 - self.memory) * torch.stack(whole)
-        alike = lesson.labels[:, None] == self.classes
-        largest = torch.stack([one.where(alike, 0).amax(dim=1) for one in self.recent])
-        theirs, ours = self.recent[:, lesson.indices] / largest.clamp(min=1e-8)
+        theirs, ours = self.recent[:, lesson.indices] / self.largest()[:, lesson.labels].clamp(min=1e-8)
         return theirs / (theirs + ours).clamp(min=1e-8)
+
+    def largest(self) -> Tensor:
+        """[2, C]: of each class; a picture that was not seen yet has no loss, and takes no part."""
+        assert self.vit.head is not None
+        none = self.recent.new_zeros(2, self.vit.head.out_features)
+        return none.scatter_reduce(1, self.classes.clamp(min=0).expand(2, -1), self.recent, "amax")
 
     def parameter_groups(self, head_lr: float) -> list[Group]:
         return [*backbone_groups(self.vit, head_lr), *backbone_groups(self.biased, head_lr)]
