@@ -18,6 +18,7 @@ Weights, parts to leave out and quantiles are chosen on validation data.
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import sys
 import time
@@ -85,6 +86,8 @@ class Interventions:
     """Run nothing; put what is finished into this folder, without weights, a file for each set."""
     earlier: Path | None = None
     """A folder that --pack made: runs in it are finished."""
+    before: Path | None = None
+    """A file that --out made: rows that are not there now are taken from it, and name its commit."""
     note: str = ""
     out: Path | None = None
 
@@ -236,6 +239,16 @@ def collect(config: Interventions, rows: Sequence[Row]) -> dict[str, Any]:
     return found
 
 
+def with_rows_of(before: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """What is found now comes first."""
+    old = json.loads(before.read_text(encoding="utf-8"))
+    kept = {
+        kind: {name: {"commit": old["commit"]} | row for name, row in rows.items() if name not in found.get(kind, {})}
+        for kind, rows in old["sets"].items()
+    }
+    return {kind: found.get(kind, {}) | kept.get(kind, {}) for kind in dict.fromkeys((*found, *kept))}
+
+
 def show(found: dict[str, Any]) -> None:
     from sightline.metrics import Estimate
 
@@ -270,6 +283,7 @@ def main() -> None:
             raise UserError("--backbone and at least one of --cub, --object, --pair, --birds, --mixed: name them")
         do_all(config, with_data(config, rows), deadline_in(config.minutes))
     found = collect(config, rows)
+    found = with_rows_of(config.before, found) if config.before else found
     show(found)
     missing = [asdict(row) | {"lacks": some, "seconds": row.seconds} for row in rows if (some := lacks(config, row))]
     if missing:

@@ -238,6 +238,15 @@ def test_runs_without_parts_are_read_from_their_answers_and_packed_without_proba
     assert outcomes_in(tmp_path / "there" / "cub" / path.name).right == {"plain": before}
 
 
+def test_rows_of_an_earlier_file_stay_and_name_its_commit(tmp_path):
+    old = {"commit": "abc", "sets": {"cub": {"ERM": {"seeds": [0]}, "probe": {"seeds": [0]}}, "mixed": {"ERM": {}}}}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    now = {"cub": {"ERM": {"seeds": [0, 1]}}}
+    found = interventions.with_rows_of(tmp_path / "old.json", now)
+    assert found["cub"] == {"ERM": {"seeds": [0, 1]}, "probe": {"commit": "abc", "seeds": [0]}}
+    assert found["mixed"] == {"ERM": {"commit": "abc"}}
+
+
 def test_what_was_packed_elsewhere_is_finished_here_and_takes_nothing_from_what_is_here(tmp_path):
     for seed in range(2):
         add(tmp_path / "away", "mixed", "ERM", seed, plain=(3, 5))
