@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,12 +10,12 @@ import torch.nn.functional as F
 from sightline.config import Aim, Ep
 from sightline.errors import UserError
 from sightline.load import load
-from sightline.methods.attentive import AimPool, EpPool, Standardised
 from sightline.train import train
+from sightline.what.attentive import AimPool, EpPool, Standardised
 from sightline.where.relevance import can_be_explained
 
 from .commands import typed
-from .training import Stop, files, log_of, stopped_after
+from .training import Stop, files, in_two_processes, log_of, stopped_after
 
 TOLD = {"backbone": "random:nano", "epochs": 2, "batch": 32, "workers": 0, "device": "cpu"}
 
@@ -98,10 +96,6 @@ def test_heads_and_queries_must_divide_the_width(toy, tmp_path):
 @pytest.mark.slow
 def test_two_processes_standardise_as_one_does(toy, tmp_path):
     one = train(Aim(toy, out=tmp_path / "one", **TOLD))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "sightline"]
-    flags = [word for name, value in TOLD.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, *launcher, "train", "aim", str(toy), "--out", str(tmp_path / "two"), *flags]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-2000:]
+    in_two_processes(Aim(toy, out=tmp_path / "two", **TOLD))
     for mine, theirs in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)

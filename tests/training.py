@@ -3,13 +3,16 @@
 import contextlib
 import importlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from sightline.config import Erm
+from sightline.config import Erm, Train
 
 
 def small(toy: Path, out: Path, **changes) -> Erm:
@@ -21,6 +24,16 @@ def command_line(toy: Path, out: Path, *more: str) -> list[str]:
     """The same as `small`, as a user types it."""
     command = ["train", "erm", str(toy), "--out", str(out), "--backbone", "random:nano", "--batch", "32"]
     return [*command, "--lr", "3e-4", "--workers", "0", "--device", "cpu", *more]
+
+
+def in_two_processes(command: Train) -> None:
+    """What a user types to train with two processes; it must end well."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "sightline", "train"]
+    asked = {name: value for name, value in vars(command).items() if value != getattr(type(command), name, None)}
+    flags = [word for name, value in asked.items() if name != "data" for word in (f"--{name}", str(value))]
+    typed = [sys.executable, *launcher, command.method, str(command.data), *flags]
+    result = subprocess.run(typed, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr[-2000:]
 
 
 def files(folder: Path) -> dict[str, bytes]:

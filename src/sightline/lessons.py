@@ -213,10 +213,10 @@ def telling_what_finds_all(config: Train, rows: Rows) -> Generator[None]:
         yield
     except UserError as error:
         files = (rows.root / name for name in (*rows.images, *(rows.masks or ())))
-        if not any(str(error).startswith(f"{file}: ") for file in files):
+        advice = f"`sightline check {config.data}{f' --layout {config.layout}' if config.layout else ''}`"
+        if advice in str(error) or not any(str(error).startswith(f"{file}: ") for file in files):
             raise
-        layout = f" --layout {config.layout}" if config.layout else ""
-        raise UserError(f"{error}; `sightline check {config.data}{layout}` finds all such files") from error
+        raise UserError(f"{error}; {advice} finds all such files") from error
 
 
 @contextmanager

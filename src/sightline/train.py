@@ -237,9 +237,10 @@ def examine(course: Course) -> dict[str, Any]:
     # Not compiled: pictures that hide different shares would be compiled anew again and again.
     with torch.compiler.set_stance("force_eager") if config.compile else nullcontext():
         found = candidate.examine(course.exam, desk, config.select)
+    result = found[config.select]
     line = {"epoch": epoch, "lr": rate, "batch": course.batches.batch} | losses | found
-    if state.best is None or found[config.select] > state.best:
-        state.best, state.best_epoch = found[config.select], epoch
+    if state.best is None or result > state.best:
+        state.best, state.best_epoch = result, epoch
         state.unsaved = {name: each.to("cpu", copy=True) for name, each in candidate.state_dict().items() if main}
     state.epoch, state.step, state.sums = epoch, 0, {}
     lost_patience = config.patience is not None and epoch - (state.best_epoch or 0) >= config.patience

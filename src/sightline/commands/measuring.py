@@ -216,7 +216,7 @@ def verify(command: Verify) -> int:
         if command.out is not None:
             write(command.out, certificate.to_json() + "\n")
         show(certificate)
-        if command.out is None:
+        if command.out is None and certificate.verdict != "refused":
             print("This certificate is not kept; --out certificate.json keeps it.")
         return int(certificate.verdict != "blind")
     assert subject.sight is not None, "only methods look for themselves"

@@ -27,6 +27,7 @@ from ..errors import UserError
 from ..lessons import Group, Learner, Lesson, open_cache
 from ..overlap import map_columns
 from ..predict import answering_batches
+from ..together import from_all_processes, over_processes, processes
 from ..vit import ViT, ViTConfig
 from ..weights import save_backbone
 
@@ -282,25 +283,6 @@ def sinkhorn(scores: Tensor, iterations: int = 3) -> Tensor:
         shares = shares / over_processes(shares.sum(0)).clamp(min=1e-12)
         shares = shares / shares.sum(1, keepdim=True)
     return shares
-
-
-def processes() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def over_processes(sums: Tensor) -> Tensor:
-    if processes() > 1:
-        dist.all_reduce(sums)
-    return sums
-
-
-def from_all_processes(rows: Tensor) -> Tensor:
-    """Each process has as many rows as the others: `pretrain` sees to that."""
-    if processes() == 1:
-        return rows
-    parts = [torch.empty_like(rows) for _ in range(processes())]
-    dist.all_gather(parts, rows.contiguous())
-    return torch.cat(parts)
 
 
 # ---- how far it has come ---------------------------------------------------------------------------------------------

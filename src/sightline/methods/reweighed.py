@@ -19,6 +19,7 @@ from ..errors import UserError
 from ..lessons import Desk, Group, Lesson, exam_batches
 from ..predict import answer_batches
 from ..runs import Run, config_of, read_run
+from ..together import processes
 from ..vit import Input, ViT, ViTConfig
 from .erm import Classifier, backbone_groups, build_erm, open_and_note
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def of_whole_batch(lesson: Lesson, *values: Tensor) -> tuple[Tensor | slice, list[Tensor]]:
     """What all processes know of their pictures, in the batch's order; and which of these are this process's."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if processes() == 1:
         return slice(None), list(values)
     places = lesson.when.places.to(values[0].device)
     ends = torch.stack([-places.min(), places.max()])
@@ -47,12 +48,8 @@ def of_whole_batch(lesson: Lesson, *values: Tensor) -> tuple[Tensor | slice, lis
 class Reweighed(Classifier):
     """Weighs the pictures of a batch by their losses."""
 
-    def each(self, vit: ViT, lesson: Lesson) -> Tensor:
-        """[b]: the loss of every picture."""
-        return self.answer_loss(vit(lesson.images).logits, lesson.labels, reduction="none")
-
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
-        losses = self.each(self.vit, lesson)
+        losses = self.answer_loss(self.vit(lesson.images).logits, lesson.labels, reduction="none")
         groups = lesson.labels if lesson.groups is None else lesson.groups
         ours, (every, groups) = of_whole_batch(lesson, losses.detach(), groups)
         weights = self.weigh(every, groups)
@@ -135,7 +132,7 @@ build_cvar: Any = build_erm
 # ---- LfF -------------------------------------------------------------------------------------------------------------
 
 
-class FromFailure(Reweighed):
+class FromFailure(Classifier):
     """A second ViT learns what is easy, and the first one what that fails at (LfF; Nam et al. 2020, algorithm 1)."""
 
     recent: Tensor
@@ -148,7 +145,10 @@ class FromFailure(Reweighed):
         self.register_buffer("classes", torch.full((pictures,), -1, dtype=torch.long))  # of pictures seen so far
 
     def forward(self, lesson: Lesson) -> dict[str, Tensor]:
-        ours, theirs = self.each(self.vit, lesson), self.each(self.biased, lesson)
+        ours, theirs = (
+            self.answer_loss(vit(lesson.images).logits, lesson.labels, reduction="none")
+            for vit in (self.vit, self.biased)
+        )
         counts = self.hardness(lesson, theirs.detach(), ours.detach())
         sure = (-theirs.detach()).exp()
         biased = (self.easy * sure**self.easy * theirs).mean()  # the gradient of (1 - p^q) / q, times q

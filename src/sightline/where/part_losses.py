@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import Shaping
+from ..together import processes
 from .parts import Parts, in_full_precision
 
 ABSENT = 100.0  # what a background that is nowhere costs, as in published code: there -log is infinite
@@ -113,7 +114,7 @@ def _over_processes(highest: Tensor) -> Tensor:
 
     It is scaled up by the number of processes: once they average their gradients, it is as if there were only one.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if processes() == 1:
         return highest
     mine = highest.detach()
     overall = mine.clone()
