@@ -72,6 +72,9 @@ def test_from_the_command_line_to_the_same_answers_with_the_backbone_as_it_was(k
     images = torch.rand(2, 3, *model.expects.size)
     (picture,) = model.method.maps(images).values()
     torch.testing.assert_close(picture.flatten(1).sum(dim=1), torch.ones(2))
+    said = typed("verify", tmp_path / "whole")[1]
+    assert "No certificate: its sight hides nothing" in said
+    assert "keeps it" not in said
     assert not can_be_explained(model.method), "its answer does not come through a CLS token"
     untouched = load_backbone_of(tmp_path / "whole")
     for name, tensor in model.method.backbone.state_dict().items():
