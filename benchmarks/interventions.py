@@ -63,7 +63,7 @@ class Interventions:
     only: tuple[str, ...] = ()
     """These sets. Default: all that there are data for."""
     rows: tuple[str, ...] = ()
-    """These rows; * stands for anything. Default: all."""
+    """These rows, such as 'iFAM K=4' or 'cub: iFAM K=4'; * stands for anything. Default: all."""
     turns: tuple[str, ...] = ()
     """In which order, or some only. Default: deciding, seeds, beside, timed."""
     noise: int = 40
@@ -98,13 +98,17 @@ def wanted(config: Interventions) -> list[Row]:
         raise UserError(f"{sorted(unknown)[0]!r}: sets are {', '.join(SETS)}, turns {', '.join(TURNS)}")
     decide, turns = deciding_rows(), config.turns or TURNS
     rows = [row for kind in config.only or SETS for row in rows_of(kind)]
-    named = [row for row in rows if not config.rows or any(fnmatchcase(row.name, one) for one in config.rows)]
+    named = [row for row in rows if not config.rows or any(is_named(row, one) for one in config.rows)]
     asked = [row for row in named if turn_of(row, decide) in turns]
 
     def order(row: Row) -> tuple[int, int, bool, int]:
         return turns.index(turn_of(row, decide)), row.seed, (row.set, row.name) not in decide, -row.seconds
 
     return sorted(asked, key=order)
+
+
+def is_named(row: Row, words: str) -> bool:
+    return any(fnmatchcase(name, words) for name in (row.name, f"{row.set}: {row.name}"))
 
 
 def turn_of(row: Row, decide: set[tuple[str, str]]) -> str:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from sightline import cli
 from sightline.commands import measuring
+from sightline.commands.making import in_a_line
 from sightline.screen import bar, show_metrics
 
 from .commands import copied, toy_pictures, typed
@@ -216,6 +217,13 @@ def test_build_a_data_set(tmp_path):
     assert code == 0
     assert "6 pictures" in out
     assert "already there" in typed(*arguments, "--workers", 1)[1]
+
+
+def test_counts_of_many_groups_fit_a_line():
+    few = {"cat/day": 1200, "dog/day": 3}
+    assert in_a_line(few) == "cat/day 1,200, dog/day 3"
+    many = {f"species {k}/{place}": 10 * k for k in range(1, 101) for place in ("land", "water")}
+    assert in_a_line(many) == "land 50,500, water 50,500, of 100 classes"
 
 
 @pytest.mark.parametrize(

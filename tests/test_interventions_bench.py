@@ -89,6 +89,12 @@ def test_what_decides_comes_first_then_more_seeds_then_rows_beside_then_what_is_
         wanted(Interventions(turns=("astrology",)))
 
 
+def test_rows_are_asked_for_by_name_or_by_set_and_name():
+    everywhere = wanted(Interventions(rows=("iFAM K=1",)))
+    assert {row.set for row in everywhere} == {"cub", "pair"}
+    assert [(row.set, row.name) for row in wanted(Interventions(rows=("pair: iFAM K=1",)))] == [("pair", "iFAM K=1")]
+
+
 def test_a_row_is_estimated_from_its_pictures_and_epochs():
     assert Row("birds", "a", "ifam --parts 4 --sight patches").seconds == 40
     assert Row("birds", "a", "ifam").seconds == 75

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import fields
 
 from ..config import Backbones, Check, Convert, Data, Demo, Import, Pretrain, Toy, Train
@@ -32,8 +34,22 @@ def data(command: Data) -> int:
     built = build(command.name, Build(**options))
     print(f"{built.folder}: {counted(built.images)}{' (already there)' if built.reused else ''}")
     for split, counts in built.counts.items():
-        print(f"  {split}: " + ", ".join(f"{group} {count:,}" for group, count in counts.items()))
+        print(f"  {split}: {in_a_line(counts)}")
     return 0
+
+
+MOST_GROUPS = 12  # named one by one
+
+
+def in_a_line(counts: Mapping[str, int]) -> str:
+    """How many pictures each group has; where groups are many, all classes together."""
+    if len(counts) <= MOST_GROUPS:
+        return ", ".join(f"{group} {count:,}" for group, count in counts.items())
+    together: Counter[str] = Counter()
+    for group, count in counts.items():
+        together[group.partition("/")[2]] += count
+    classes = len({group.partition("/")[0] for group in counts})
+    return ", ".join(f"{group} {count:,}" for group, count in together.items()) + f", of {classes} classes"
 
 
 def toy(command: Toy) -> int:
