@@ -6,13 +6,15 @@
     python benchmarks/interventions.py --estimate
     python benchmarks/interventions.py --cub data/cub-swapped --object data/spurious-object --pair data/pair \\
         --birds data/waterbirds --mixed data/mixed --packs PACKS --backbone vit_ti16_augreg_in1k.safetensors --minutes 9
-    python benchmarks/interventions.py --collect --out benchmarks/results/interventions_h200.json
-    python benchmarks/interventions_claims.py runs/interventions --out benchmarks/results/claims_interventions.json
+    python benchmarks/interventions.py --pack PARCELS
+    python benchmarks/interventions.py --collect --before interventions_h200.json --out interventions_h200.json
+    python benchmarks/interventions_claims.py PARCELS --twice interventions_h200.json --out claims_interventions.json
 
 One run folder per row and seed, several trained side by side, a JSON line for each; what is finished is skipped, what
-was interrupted goes on: call it again, also elsewhere (`--pack`, `--earlier`). One seed of what claims are decided by
-comes first, then further seeds, then rows beside them (`--turns` says otherwise), and last, alone, what is timed.
-Weights, parts to leave out and quantiles are chosen on validation data.
+was interrupted goes on: call it again, also elsewhere (`--pack`, `--earlier`: those of the published figures are in
+benchmarks/results/interventions). One seed of what claims are decided by comes first, then further seeds, then rows
+beside them (`--turns` says otherwise), and last, alone, what is timed. Weights, parts to leave out and quantiles are
+chosen on validation data.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from interventions_claims import deciding_rows
+from interventions_evidence import PLAIN
 from interventions_rows import BUILDS, SETS, WITH_OBJECTS, Row, rows_of
 from lanes import Job, as_typed, deadline_in, say, side_by_side
 from sightline.errors import UserError
@@ -87,7 +90,8 @@ class Interventions:
     earlier: Path | None = None
     """A folder that --pack made: runs in it are finished."""
     before: Path | None = None
-    """A file that --out made: rows that are not there now are taken from it, and name its commit."""
+    """A file that --out made: rows that are not there now, or not measured now, are taken from it, and name its commit;
+    of those trained twice the figures of both are kept."""
     note: str = ""
     out: Path | None = None
 
@@ -244,13 +248,30 @@ def collect(config: Interventions, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def with_rows_of(before: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """What is found now comes first."""
+    """What is found now comes first, unless more was measured before; `again` is what came of the other time."""
     old = json.loads(before.read_text(encoding="utf-8"))
-    kept = {
-        kind: {name: {"commit": old["commit"]} | row for name, row in rows.items() if name not in found.get(kind, {})}
-        for kind, rows in old["sets"].items()
-    }
-    return {kind: found.get(kind, {}) | kept.get(kind, {}) for kind in dict.fromkeys((*found, *kept))}
+    sets: dict[str, Any] = {}
+    for kind in dict.fromkeys((*found, *old["sets"])):
+        then = {name: {"commit": old["commit"]} | row for name, row in old["sets"].get(kind, {}).items()}
+        now = found.get(kind, {})
+        sets[kind] = {name: with_both(now.get(name), then.get(name)) for name in dict.fromkeys((*now, *then))}
+    return sets
+
+
+def with_both(now: dict[str, Any] | None, then: dict[str, Any] | None) -> Any:
+    if now is None or then is None:
+        return now or then
+    if set(now["runs"]) & set(then.get("runs", [])):  # perhaps with more seeds
+        return now | {"again": then["again"]} if "again" in then else now
+    first, other = (now, then) if set(then["figures"]) <= set(now["figures"]) else (then, now)
+    once = {key: other[key] for key in ("commit", "seeds") if key in other} | {PLAIN: other["figures"][PLAIN]}
+    return first | {"again": [once, *then.get("again", [])]}
+
+
+def is_in(found: dict[str, Any], row: Row) -> bool:
+    """Also if its run is not there any more."""
+    known = found.get(row.set, {}).get(row.name, {"seeds": []})
+    return row.seed in known["seeds"] and (not row.interventions or len(known["figures"]) > 1)
 
 
 def show(found: dict[str, Any]) -> None:
@@ -289,7 +310,11 @@ def main() -> None:
     found = collect(config, rows)
     found = with_rows_of(config.before, found) if config.before else found
     show(found)
-    missing = [asdict(row) | {"lacks": some, "seconds": row.seconds} for row in rows if (some := lacks(config, row))]
+    missing = [
+        asdict(row) | {"lacks": some, "seconds": row.seconds}
+        for row in rows
+        if (some := lacks(config, row)) and not is_in(found, row)
+    ]
     if missing:
         print("missing:", "; ".join(f"{one['set']}, {one['name']}, seed {one['seed']}" for one in missing))
     if config.out and found:

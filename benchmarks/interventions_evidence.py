@@ -8,13 +8,15 @@ import json
 import tarfile
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student_t
 
 from claim_figures import Missing
 from interventions_measure import FOUND, SIGHT, SIGHTS, TEST, as_csv
@@ -94,6 +96,7 @@ class Term:
 @dataclass(frozen=True)
 class Evidence:
     runs: Path
+    twice: Path | None = None  # a file of `interventions.py --before`, with rows that were trained again
 
     def folders(self, kind: str, row: str) -> dict[int, Path]:
         """By seed."""
@@ -136,6 +139,45 @@ class Evidence:
         if not any(path.exists() for path in paths.values()):
             raise Missing(f"{row!r} on {kind}: nothing was searched for")
         return {s: json.loads(path.read_text(encoding="utf-8")) for s, path in paths.items() if path.exists()}
+
+    def spread(self, kind: str, part: str, measure: str) -> Spread | None:
+        """Of figures as trained, over the rows of a set that were trained again; a probe's fit is always the same."""
+        rows = {} if self.twice is None else json.loads(self.twice.read_text(encoding="utf-8"))["sets"].get(kind, {})
+        learnt = [row for row in rows.values() if row["line"].split()[0] != "probe"]
+        pairs = [(row, other) for row in learnt for other in row.get("again", [])]
+        squares = [
+            (figure_in(row["figures"][PLAIN], part, measure) - figure_in(other[PLAIN], part, measure)) ** 2
+            / (1 / len(row["seeds"]) + 1 / len(other["seeds"]))
+            for row, other in pairs
+        ]
+        return Spread(float(np.sqrt(np.mean(squares))), len(squares)) if squares else None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard deviation between runs of a row, and how many rows tell of it."""
+
+    deviation: float
+    rows: int
+
+    def widened(self, difference: Estimate, terms: Sequence[Term], runs: dict[str, int]) -> Estimate:
+        """Runs that are alone say nothing of others like them. What a run is under an intervention against itself
+        stays as it is: there, being trained again is in both."""
+        weights = {row: sum(term.weight for term in terms if term.row == row) for row in {term.row for term in terms}}
+        variance = sum(weight**2 for row, weight in weights.items() if runs[row] == 1) * self.deviation**2
+        if not variance:
+            return difference
+        reach = student_t.ppf(1 - TAIL, self.rows) * np.sqrt(variance)
+        low, high = (np.hypot(difference.value - end, reach) for end in (difference.low, difference.high))
+        how = f"{difference.how}, and training again ({self.rows} rows)"
+        return replace(difference, low=difference.value - low, high=difference.value + high, how=how)
+
+
+def figure_in(figures: dict[str, Any], part: str, measure: str) -> float:
+    """Of a table's row."""
+    if measure == "gap":
+        return figures["same"]["value"] - figures["rand"]["value"]
+    return figures["worst group" if measure == "worst group" else part]["value"]
 
 
 def contrast(
@@ -197,9 +239,16 @@ def table_of(evidence: Evidence, kind: str, row: str) -> dict[str, Any]:
         if (path / FOUND).exists() and (found := json.loads((path / FOUND).read_text(encoding="utf-8")))["searches"]
     }
     return {
-        "seeds": list(folders), "figures": figures, "searched": searched,
+        "seeds": list(folders), "runs": [mark_of(path) for path in folders.values()],
+        "figures": figures, "searched": searched,
         "speed": [facts_of(path).get("speed") for path in folders.values()],
     }  # fmt: skip
+
+
+def mark_of(folder: Path) -> str:
+    """By which a run is known again: a short hash of which pictures it was right on."""
+    right = outcomes_in(folder).right[PLAIN]
+    return sha256(json.dumps(right, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def sights_of(folders: Sequence[Path]) -> Iterator[tuple[str, str, str, Estimate]]:
@@ -216,16 +265,25 @@ def pack_all(runs: Path, into: Path) -> Iterator[dict[str, Any]]:
     into.mkdir(parents=True, exist_ok=True)
     for kind in sorted({path.parents[1] for path in runs.glob("*/*/metrics.json")}):
         target = into / f"{kind.name}{PACKED}"
-        with tarfile.open(target, "w:xz", preset=3) as file:
+        with tarfile.open(target, "w:xz") as file:
             for folder in sorted(path for path in kind.iterdir() if (path / "metrics.json").exists()):
-                for name in (name for name in KEPT if (folder / name).exists()):
-                    file.add(folder / name, f"{folder.name}/{name}")
-                if not (folder / TEST).exists():
-                    content = outcomes_as_csv(outcomes_in(folder)).encode("utf-8", "surrogateescape")
-                    entry = tarfile.TarInfo(f"{folder.name}/{TEST}")
+                for name, content in packed_of(folder).items():
+                    entry = tarfile.TarInfo(f"{folder.name}/{name}")
                     entry.size = len(content)
                     file.addfile(entry, io.BytesIO(content))
         yield {"packed": target.name, "megabytes": round(target.stat().st_size / 1e6, 2)}
+
+
+def packed_of(folder: Path) -> dict[str, bytes]:
+    """By name in the run."""
+    found = {name: (folder / name).read_bytes() for name in KEPT if (folder / name).exists()}
+    facts = facts_of(folder)
+    if "data" in facts:  # whose folder is another one elsewhere
+        facts["data"]["path"] = Path(facts["data"]["path"]).name
+        found["run.json"] = json.dumps(facts, indent=1, ensure_ascii=False).encode()
+    if str(TEST) not in found:
+        found[str(TEST)] = outcomes_as_csv(outcomes_in(folder)).encode("utf-8", "surrogateescape")
+    return found
 
 
 def unpack_all(parcels: Path, runs: Path) -> None:

@@ -17,6 +17,8 @@ from sightline.errors import UserError
 from sightline.interventions import Intervention
 from sightline.train import train
 
+from .intervening import EACH, add
+
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import interventions
@@ -25,7 +27,7 @@ from claim_figures import Missing
 from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, conclude
 from interventions import TURNS, Interventions, command_of, folder, lacks, turn_of, wanted
 from interventions_claims import claims_about, deciding_rows, less, rows_named
-from interventions_evidence import Evidence, Term, contrast, outcomes_in, pack_all, table_of, unpack_all, unpacked
+from interventions_evidence import Evidence, Term, contrast, outcomes_in, table_of
 from interventions_kinds import Contrast, Costs, Faster, SilentOnNoise, TookTheObject
 from interventions_measure import (
     FOUND,
@@ -33,7 +35,6 @@ from interventions_measure import (
     SIGHTS,
     TEST,
     How,
-    as_csv,
     is_measured,
     keypoints_of,
     measure,
@@ -118,25 +119,6 @@ def test_every_claim_from_f8_to_f23_has_deciding_tests_on_rows_that_are_run():
 
 def test_without_runs_every_claim_is_not_run(tmp_path):
     assert {conclude(claim, Evidence(tmp_path))[0] for claim in claims_about()} == {NOT_RUN}
-
-
-EACH = 400
-
-
-def add(runs: Path, kind: str, row: str, seed: int = 0, **mistakes: tuple[int, int]) -> Path:
-    """A run with so many mistakes among 400 pictures of each of two attributes, by intervention."""
-    path = folder_of(runs / kind, row, seed)
-    path.mkdir(parents=True)
-    facts = {"speed": {"images_per_second": 100.0}, "benchmark": {"cost": {"gflops": 2.0}}}
-    (path / "run.json").write_text(json.dumps(facts))
-    (path / "metrics.json").write_text("{}")
-    attributes = {"mixed": ("same", "rand")}.get(kind, ("original", "swapped"))
-    images = [f"i/{a}/{i}.jpg" for a in attributes for i in range(EACH)]
-    groups = [f"tern/{a}" for a in attributes for _ in range(EACH)]
-    right = {how: [int(i >= wrong) for wrong in some for i in range(EACH)] for how, some in mistakes.items()}
-    (path / TEST).parent.mkdir()
-    (path / TEST).write_text(as_csv({"image": images, "group": groups} | right))
-    return path
 
 
 def test_an_intervention_is_held_against_the_same_run_on_the_same_pictures(tmp_path):
@@ -225,50 +207,12 @@ def test_costs_and_speeds_are_ratios(tmp_path):
         add(tmp_path, "birds", row, plain=(1, 1))
     assert Costs("birds", "a", "b").find(Evidence(tmp_path)).verdict == HOLDS
     assert Costs("birds", "a", "b", most=0.9).find(Evidence(tmp_path)).verdict == FAILS
-    assert Faster("a", "b").find(Evidence(tmp_path)).note == "1.00 times as fast"
-
-
-def test_runs_without_parts_are_read_from_their_answers_and_packed_without_probabilities(tmp_path):
-    path = add(tmp_path / "runs", "cub", "ERM", plain=(3, 5))
-    before = outcomes_in(path).right["plain"]
-    (path / TEST).unlink()
-    outcomes_in.cache_clear()
-    (path / "predictions").mkdir()
-    with (path / "predictions" / "test.csv").open("w", newline="") as file:
-        lines = [(image, "a", "tern/x", "a" if right else "b", 0.5) for image, right in before.items()]
-        csv.writer(file).writerows([("image", "label", "group", "predicted", "p_a"), *lines])
-    assert outcomes_in(path).right == {"plain": before}
-    (packed,) = pack_all(tmp_path / "runs", tmp_path / "parcels")
-    assert packed["packed"] == "cub.tar.xz"
-    unpack_all(tmp_path / "parcels", tmp_path / "there")
-    assert outcomes_in(tmp_path / "there" / "cub" / path.name).right == {"plain": before}
-
-
-def test_rows_of_an_earlier_file_stay_and_name_its_commit(tmp_path):
-    old = {"commit": "abc", "sets": {"cub": {"ERM": {"seeds": [0]}, "probe": {"seeds": [0]}}, "mixed": {"ERM": {}}}}
-    (tmp_path / "old.json").write_text(json.dumps(old))
-    now = {"cub": {"ERM": {"seeds": [0, 1]}}}
-    found = interventions.with_rows_of(tmp_path / "old.json", now)
-    assert found["cub"] == {"ERM": {"seeds": [0, 1]}, "probe": {"commit": "abc", "seeds": [0]}}
-    assert found["mixed"] == {"ERM": {"commit": "abc"}}
-
-
-def test_what_was_packed_elsewhere_is_finished_here_and_takes_nothing_from_what_is_here(tmp_path):
-    for seed in range(2):
-        add(tmp_path / "away", "mixed", "ERM", seed, plain=(3, 5))
-    list(pack_all(tmp_path / "away", tmp_path / "parcels"))
-    here = add(tmp_path / "here", "mixed", "ERM", plain=(7, 9))
-    config, before = Interventions(runs=tmp_path / "here"), (here / TEST).read_text()
-    unpack_all(tmp_path / "parcels", config.runs)
-    assert (here / TEST).read_text() == before
-    assert [lacks(config, row) for row in rows_of("mixed") if row.name == "ERM"] == [[], [], ["training"]]
-    with unpacked(tmp_path / "parcels") as runs:
-        assert list(Evidence(runs).folders("mixed", "ERM")) == [0, 1]
-    assert not runs.exists()
-    with unpacked(tmp_path / "here") as runs:
-        assert runs == tmp_path / "here"
-    with pytest.raises(UserError, match="--pack"):
-        unpack_all(tmp_path / "here", tmp_path / "elsewhere")
+    same = Faster("a", "b").find(Evidence(tmp_path))
+    assert (same.verdict, same.note) == (UNDECIDED, "1.00 times as fast")
+    add(tmp_path, "birds", "c", plain=(1, 1))
+    (folder_of(tmp_path / "birds", "c", 0) / "run.json").write_text('{"speed": {"images_per_second": 120}}')
+    assert Faster("c", "a").find(Evidence(tmp_path)).verdict == HOLDS
+    assert Faster("a", "c").find(Evidence(tmp_path)).verdict == FAILS
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
