@@ -35,7 +35,6 @@ from rich.console import Console
 from rich.table import Table
 
 from interventions_claims import deciding_rows
-from interventions_evidence import PLAIN
 from interventions_rows import BUILDS, SETS, WITH_OBJECTS, Row, rows_of
 from lanes import Job, as_typed, deadline_in, say, side_by_side
 from sightline.errors import UserError
@@ -264,7 +263,7 @@ def with_both(now: dict[str, Any] | None, then: dict[str, Any] | None) -> Any:
     if set(now["runs"]) & set(then.get("runs", [])):  # perhaps with more seeds
         return now | {"again": then["again"]} if "again" in then else now
     first, other = (now, then) if set(then["figures"]) <= set(now["figures"]) else (then, now)
-    once = {key: other[key] for key in ("commit", "seeds") if key in other} | {PLAIN: other["figures"][PLAIN]}
+    once = {key: value for key, value in other.items() if key not in ("line", "again")}
     return first | {"again": [once, *then.get("again", [])]}
 
 

@@ -146,7 +146,7 @@ class Evidence:
         learnt = [row for row in rows.values() if row["line"].split()[0] != "probe"]
         pairs = [(row, other) for row in learnt for other in row.get("again", [])]
         squares = [
-            (figure_in(row["figures"][PLAIN], part, measure) - figure_in(other[PLAIN], part, measure)) ** 2
+            (figure_in(row, part, measure) - figure_in(other, part, measure)) ** 2
             / (1 / len(row["seeds"]) + 1 / len(other["seeds"]))
             for row, other in pairs
         ]
@@ -173,8 +173,9 @@ class Spread:
         return replace(difference, low=difference.value - low, high=difference.value + high, how=how)
 
 
-def figure_in(figures: dict[str, Any], part: str, measure: str) -> float:
-    """Of a table's row."""
+def figure_in(row: dict[str, Any], part: str, measure: str) -> float:
+    """Of a table's row, as trained."""
+    figures = row["figures"][PLAIN]
     if measure == "gap":
         return figures["same"]["value"] - figures["rand"]["value"]
     return figures["worst group" if measure == "worst group" else part]["value"]

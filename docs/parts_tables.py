@@ -30,8 +30,22 @@ SHOWN = {"species, own": ("cub", "original"), "species, swapped": ("cub", "swapp
 SHOWN |= {"Waterbirds, worst group": ("birds", "worst group"), "Waterbirds, accuracy": ("birds", "all")}
 
 
+PRECISIONS = ("fp32", "bf16", "fp32, averaged", "bf16, averaged")
+
+
 def sets(results: Path) -> dict[str, Any]:
     return read(results, FILE)["sets"]
+
+
+def of_runs(row: dict[str, Any] | None, part: str, how: str = "plain") -> str:
+    """And, of a row that was trained before, too, what it was then: the mean over its seeds."""
+    if not row:
+        return "not run"
+    if how not in row["figures"]:
+        return ""
+    before = [one["figures"][how][part]["value"] for one in row.get("again", []) if how in one["figures"]]
+    said = ", ".join(f"{100 * value:.1f}" for value in before)
+    return figure(row["figures"][how][part]) + f" ({said})" * bool(said)
 
 
 def chosen(row: dict[str, Any], search: str) -> str:
@@ -41,15 +55,21 @@ def chosen(row: dict[str, Any], search: str) -> str:
     return "; ".join(one or "nothing" for one in found)
 
 
+def in_order(row: tuple[str, Any]) -> tuple[str, int]:
+    """By method, then by how many parts."""
+    method, _, parts = row[0].partition(" K=")
+    return {"iFAM": " "}.get(method, method), int(parts.partition(",")[0] or 0)
+
+
 def corrected(results: Path) -> str:
     blocks = []
     for kind, words in WITH_OBJECTS.items():
         lines = []
-        for name, row in sets(results)[kind].items():
+        for name, row in sorted(sets(results)[kind].items(), key=in_order):
             figures = row["figures"]
-            said = [[chosen(row, how), figure(figures.get(how, {}).get("worst group"))] for how in SEARCHES.values()]
-            plain = [figure(figures["plain"].get(key)) for key in ("all", "pixel_iou", "worst group")]
-            lines.append([name, *plain, *said[0], *said[1]])
+            said = [[chosen(row, how), of_runs(row, "worst group", how)] for how in SEARCHES.values()]
+            plain = [figure(figures["plain"].get(key)) for key in ("all", "pixel_iou")]
+            lines.append([name, *plain, of_runs(row, "worst group"), *said[0], *said[1]])
         first, second = SEARCHES
         head = ["", "accuracy", "pixel IoU", "worst group", first, "then", second, "then "]
         blocks.append(f"{words}:\n\n{table(head, lines, SEARCHES)}")
@@ -71,14 +91,22 @@ def tokens(results: Path) -> str:
 
 
 def ablations(results: Path) -> str:
-    known, lines = sets(results), []
-    for words, name in CHANGED.items():
-        found = [
-            known[kind].get(name, {}).get("figures", {}).get("plain", {}).get(part) for kind, part in SHOWN.values()
-        ]
-        seeds = [str(len(known[kind][name]["seeds"])) if name in known[kind] else "0" for kind in ("cub", "birds")]
-        lines.append([words, " and ".join(seeds), *(figure(one) if one else "not run" for one in found)])
-    return table(["", "seeds", *SHOWN], lines)
+    known = sets(results)
+    lines = [
+        [words, *(of_runs(known[kind].get(name), part) for kind, part in SHOWN.values())]
+        for words, name in CHANGED.items()
+    ]
+    return table(["", *SHOWN], lines)
+
+
+def precisions(results: Path) -> str:
+    """Trained to the end beside others, for accuracy; for three epochs alone, for speed."""
+    rows, lines = sets(results)["birds"], []
+    for how in PRECISIONS:
+        trained, timed = rows[FULL if how == "bf16" else f"{FULL}, {how}"], rows[f"{FULL}, timed, {how}"]
+        speed = f"{timed['speed'][0]['images_per_second']:,.0f}"
+        lines.append([how, *(of_runs(trained, part) for part in ("all", "worst group")), speed])
+    return table(["", "accuracy", "worst group", "pictures/s"], lines)
 
 
 def gap(results: Path) -> str:
@@ -103,4 +131,11 @@ def missing(results: Path) -> str:
     return "\n".join(f"- {where}: {'; '.join(names)}." for where, names in sorted(trained.items()))
 
 
-TABLES = {"corrected": corrected, "tokens": tokens, "ablations": ablations, "gap": gap, "missing": missing}
+TABLES = {
+    "corrected": corrected,
+    "tokens": tokens,
+    "ablations": ablations,
+    "precisions": precisions,
+    "gap": gap,
+    "missing": missing,
+}

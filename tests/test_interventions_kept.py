@@ -79,6 +79,10 @@ def row(right: float, seeds: tuple[int, ...] = (0,), hows: tuple[str, ...] = ("p
     return {"line": line, "seeds": list(seeds), "runs": runs, "figures": dict.fromkeys(hows, figures)}
 
 
+def again(right: float, seeds: tuple[int, ...] = (0,)):
+    return {key: value for key, value in row(right, seeds).items() if key != "line"}
+
+
 def test_rows_of_an_earlier_file_stay_and_name_its_commit(tmp_path):
     old = {"commit": "abc", "sets": {"cub": {"ERM": row(0.5), "probe": row(0.3)}, "mixed": {"ERM": row(0.4)}}}
     (tmp_path / "old.json").write_text(json.dumps(old))
@@ -86,15 +90,14 @@ def test_rows_of_an_earlier_file_stay_and_name_its_commit(tmp_path):
     assert list(found["cub"]) == ["ERM", "probe"]
     assert found["cub"]["probe"] == {"commit": "abc"} | row(0.3)
     assert found["mixed"] == {"ERM": {"commit": "abc"} | row(0.4)}
-    once = {"commit": "abc", "seeds": [0], "plain": row(0.5)["figures"]["plain"]}
-    assert found["cub"]["ERM"] == row(0.6, (0, 1)) | {"again": [once]}
+    assert found["cub"]["ERM"] == row(0.6, (0, 1)) | {"again": [again(0.5) | {"commit": "abc"}]}
     assert interventions.is_in(found, Row("cub", "ERM", "erm", 1))
     assert not interventions.is_in(found, Row("cub", "ERM", "erm", 2))
     assert not interventions.is_in(found, Row("cub", "ERM", "erm", 1, interventions=True))
 
 
 def test_more_seeds_of_the_same_runs_are_not_trained_again(tmp_path):
-    other = [{"seeds": [0], "plain": row(0.7)["figures"]["plain"]}]
+    other = [again(0.7)]
     (tmp_path / "old.json").write_text(
         json.dumps({"commit": "abc", "sets": {"cub": {"a": row(0.6), "b": row(0.6) | {"again": other}}}})
     )
@@ -110,17 +113,16 @@ def test_what_was_measured_before_is_not_given_up_for_a_run_that_was_not(tmp_pat
     (tmp_path / "old.json").write_text(json.dumps({"commit": "abc", "sets": {"object": {"a": measured}}}))
     found = interventions.with_rows_of(tmp_path / "old.json", {"object": {"a": row(0.6)}})["object"]["a"]
     assert found["figures"] == measured["figures"]
-    assert found["again"] == [{"seeds": [0], "plain": row(0.6)["figures"]["plain"]}]
+    assert found["again"] == [again(0.6)]
 
 
 def test_the_spread_between_runs_is_that_of_rows_trained_again(tmp_path):
     """Two runs that are .02 apart, and a run that is .04 from the mean of three; a probe's fit is always the same."""
-    other = {"plain": row(0.6)["figures"]["plain"]}
     rows = {
-        "a": row(0.62) | {"again": [other | {"seeds": [0]}]},
-        "b": row(0.56) | {"again": [other | {"seeds": [0, 1, 2]}]},
+        "a": row(0.62) | {"again": [again(0.6)]},
+        "b": row(0.56) | {"again": [again(0.6, (0, 1, 2))]},
         "c": row(0.9),
-        "probe": row(0.6, line="probe") | {"again": [other | {"seeds": [0]}]},
+        "probe": row(0.6, line="probe") | {"again": [again(0.6)]},
     }
     (tmp_path / "twice.json").write_text(json.dumps({"sets": {"cub": rows}}))
     found = Evidence(tmp_path, tmp_path / "twice.json").spread("cub", "swapped", "accuracy")
@@ -149,7 +151,7 @@ def test_a_verdict_between_single_runs_needs_more_than_the_spread(tmp_path):
         add(tmp_path, "cub", name, plain=(40, wrong))
     test = Contrast("cub", less("iFAM K=4", "iFAM K=4, soft masks", "swapped"))
     assert (test.find(Evidence(tmp_path)).verdict, EACH) == (HOLDS, 400)
-    apart = row(0.7) | {"again": [{"seeds": [0], "plain": row(0.6)["figures"]["plain"]}]}
+    apart = row(0.7) | {"again": [again(0.6)]}
     (tmp_path / "twice.json").write_text(json.dumps({"sets": {"cub": {"a": apart}}}))
     found = test.find(Evidence(tmp_path, tmp_path / "twice.json"))
     assert (found.verdict, found.difference.value) == (UNDECIDED, pytest.approx(0.1))
