@@ -171,7 +171,7 @@ def claims_about() -> list[Claim]:
             tuple(
                 TookTheObject(kind, row, by, decides=(kind, row, by) == (DECIDING, SPURIOUS, "left out first"))
                 for kind in WITH_OBJECTS
-                for row in (SPURIOUS, "PDiscoFormer K=8")
+                for row in (SPURIOUS, "PDiscoFormer K=8", *("iFAM K=4", "iFAM K=16") * (kind == DECIDING))
                 for by in ("left out first", "helps a group most")
             ),
         ),
