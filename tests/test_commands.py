@@ -71,6 +71,11 @@ def test_evaluate_on_its_own_data_and_on_others(runs, toy, tmp_path):
     assert "group stork/water" in out
     assert (runs / "erm-0" / "predictions" / "test.csv").read_text() == before
 
+    told = ("--workers", 0, "--device", "cpu", "--cache", tmp_path / "cache", "--out", tmp_path / "cached")
+    assert typed("evaluate", runs / "erm-0", toy, *told)[0] == 0
+    assert (tmp_path / "cached" / "predictions" / "test.csv").read_text() == before
+    assert any((tmp_path / "cache").iterdir())
+
     other = tmp_path / "other"
     for name in ("duck", "stork"):
         (other / name).mkdir(parents=True)

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from sightline.audit.perturbation import in_words
+from sightline.audit.stress_files import alike
 from sightline.audit.stressed import Stressed
 
 from .commands import QUICK, copied, typed
@@ -56,6 +57,14 @@ def test_what_is_not_asked_for_again_stays(runs, at_once, before, test):
     assert columns(before) == columns(at_once)
     assert names(before) == names(at_once)
     assert "replaced" not in out
+
+
+def test_a_new_name_for_a_part_does_not_cost_what_was_found_before():
+    kept = {"drop": [2], "force": [], "quantile": None, "thresholds": None, "names": {"2": "belly"}}
+    assert alike("intervention", kept, kept | {"names": {"2": "wing"}})
+    assert not alike("intervention", kept, kept | {"drop": [1]})
+    assert not alike("intervention", kept, None)
+    assert not alike("seed", 0, 1)
 
 
 @pytest.mark.parametrize(

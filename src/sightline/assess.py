@@ -57,8 +57,9 @@ def assess(command: Evaluate) -> Path:
     folder = folder_for(command, model.run, asked)
     content = metrics_before(folder, model.run, asked)
     answers = answer(
-        model.method, rows, indices, model.expects, accelerator, batch=command.batch, workers=command.workers
-    )
+        model.method, rows, indices, model.expects, accelerator,
+        batch=command.batch, workers=command.workers, cache=command.cache,
+    )  # fmt: skip
     if nine is not None:
         answers = in_nine(answers, nine)
     if accelerator.is_main_process:

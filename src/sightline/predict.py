@@ -67,7 +67,7 @@ def answer(
     *,
     batch: int = 64,
     workers: int = 0,
-    cache: Cache | None = None,
+    cache: Cache | Path | None = None,
 ) -> Answers:
     """Every process answers its share; all of them get all answers, in the order of `indices`."""
     rows = shown(method, rows)

@@ -125,7 +125,7 @@ def run_suite(command: Suite) -> tuple[Suited, Path]:
         rows = read_rows(path, layout=name, whole=True)
         accepted = by_label(objectnet_answers(rows.root)) if name == "objectnet" else {}
         own = sorted({*rows.labels.tolist()}.union(*accepted.values()))
-        best = best_answers(model, rows, own, accelerator, batch=command.batch, workers=command.workers)
+        best = best_answers(model, rows, own, accelerator, command)
         sets[name] = shifted(rows, best, accepted)
         if accelerator.is_main_process:
             save_answers(folder / f"{name}.csv", rows, best)
@@ -144,9 +144,7 @@ def by_label(answers: Mapping[str, Sequence[int]]) -> dict[int, set[int]]:
     return found
 
 
-def best_answers(
-    model: Any, rows: Rows, classes: Sequence[int], accelerator: Any, *, batch: int, workers: int
-) -> np.ndarray:
+def best_answers(model: Any, rows: Rows, classes: Sequence[int], accelerator: Any, command: Suite) -> np.ndarray:
     """int64 [n, 2, 5]: the likeliest of all, and of the set's own `classes`; -1 where it has fewer."""
     own = torch.tensor(classes, device=accelerator.device)
 
@@ -159,7 +157,9 @@ def best_answers(
     if needs_masks(model.method):
         raise UserError("this model is told where to look by masks, and these sets have none")
     indices = np.arange(len(rows))
-    batches = answering_batches(rows, indices, model.expects, accelerator, batch=batch, workers=workers)
+    batches = answering_batches(
+        rows, indices, model.expects, accelerator, batch=command.batch, workers=command.workers, cache=command.cache
+    )
     with closing(batches):
         return over_batches(best, batches, accelerator).astype(np.int64)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..assess import as_csv, make_folder, save_plainly
+from ..assess import as_csv, make_folder, same_change, save_plainly
 from .maps import sheet
 from .outlines import PER_PICTURE
 from .stressed import Stressed, draw
@@ -42,7 +42,7 @@ def save(path: Path, work: Work, before: Mapping[str, Any], *, pictures: bool) -
     make_folder(path.parent)
     found, table = work.found, rows_of(path.with_suffix(".csv"))
     others = [test for test in FIELDS if test not in work.tests]
-    changed = [name for name in work.about if before.get(name) != work.about[name]]
+    changed = [name for name in work.about if not alike(name, before.get(name), work.about[name])]
     changed += ["pictures"] * (table.get("image") != list(work.columns["image"]))
     gone = [test for test in others if any(before.get(name) for name in FIELDS[test])] if changed else []
     if gone:
@@ -67,6 +67,10 @@ def save(path: Path, work: Work, before: Mapping[str, Any], *, pictures: bool) -
     if pictures and work.found.curves:
         draw(work.found, path.with_suffix(DRAWN["curves"]))
     return found
+
+
+def alike(name: str, before: Any, now: Any) -> bool:
+    return same_change(before, now) if name == "intervention" else before == now
 
 
 def beside(found: Stressed, before: Stressed, stays: Collection[str]) -> Stressed:

@@ -29,6 +29,8 @@ class Evaluate:
     batch: int = 64
     workers: int = 2
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    cache: Path | None = None
+    """Take decoded pictures from this folder, such as the one of training, and keep them there."""
     out: Path | None = None
     """Folder for metrics.json and the answers per picture. Default: the run, if these are its own data."""
 
@@ -63,8 +65,6 @@ class Localize(Evaluate):
     """Key points in the geometry of the published iFAM code, which is half a cell off."""
     maps: bool = False
     """Picture by picture, too, each map's figures, not only those of the sight."""
-    cache: Path | None = None
-    """Take decoded pictures from this folder, such as the one of training, and keep them there."""
 
     @property
     def of_backbones(self) -> bool:
@@ -102,8 +102,6 @@ class Shape(Evaluate):
     """The probe is fitted on train and tuned on val."""
     out: Path | None = None
     """Folder for shape/SPLIT.json and .csv. Default: the run, if these are its own data."""
-    cache: Path | None = None
-    """Take decoded pictures from this folder, such as the one of training, and keep them there."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,6 @@ class Stress(Evaluate):
     """Draw curves, and some subsets."""
     out: Path | None = None
     """Folder for stress/SPLIT.json, .csv and pictures. Default: the run, if these are its own data."""
-    cache: Path | None = None
-    """Take decoded pictures from this folder, such as the one of training, and keep them there."""
 
 
 @dataclass(frozen=True)
