@@ -10,7 +10,7 @@ from birds_tables import figure, read, table
 
 FILE, CLAIMS = "interventions_h200.json", "claims_interventions.json"
 WITH_OBJECTS = {"pair": "A post or a tag, always", "object": "A tag or nothing, 19 times out of 20"}
-SEARCHES = {"`--find`: without": "both", "parts alone: without": "parts"}
+SEARCH = "both"  # parts and quantiles, as `--find` does
 TOKENS = {"none": "plain", "1 %": "q0.99", "3 %": "q0.97"}
 SEEN = {
     "own photographs": "original", "backgrounds swapped": "swapped", "pixel IoU, swapped": "pixel_iou on swapped",
@@ -48,9 +48,9 @@ def of_runs(row: dict[str, Any] | None, part: str, how: str = "plain") -> str:
     return figure(row["figures"][how][part]) + f" ({said})" * bool(said)
 
 
-def chosen(row: dict[str, Any], search: str) -> str:
+def chosen(row: dict[str, Any]) -> str:
     """What validation data chose to leave out, seed by seed."""
-    said = [one["searches"][search] for one in row["searched"].values()]
+    said = [one["searches"][SEARCH] for one in row["searched"].values()]
     found = [", ".join(re.findall(r"part (\d+)", one.partition(":")[0])) * one.startswith("Without ") for one in said]
     return "; ".join(one or "nothing" for one in found)
 
@@ -62,17 +62,15 @@ def in_order(row: tuple[str, Any]) -> tuple[str, int]:
 
 
 def corrected(results: Path) -> str:
-    blocks = []
+    blocks, left_out = [], "`--find` leaves out"
     for kind, words in WITH_OBJECTS.items():
-        lines = []
-        for name, row in sorted(sets(results)[kind].items(), key=in_order):
-            figures = row["figures"]
-            said = [[chosen(row, how), of_runs(row, "worst group", how)] for how in SEARCHES.values()]
-            plain = [figure(figures["plain"].get(key)) for key in ("all", "pixel_iou")]
-            lines.append([name, *plain, of_runs(row, "worst group"), *said[0], *said[1]])
-        first, second = SEARCHES
-        head = ["", "accuracy", "pixel IoU", "worst group", first, "then", second, "then "]
-        blocks.append(f"{words}:\n\n{table(head, lines, SEARCHES)}")
+        lines = [
+            [name, *(figure(row["figures"]["plain"].get(key)) for key in ("all", "pixel_iou")),
+             of_runs(row, "worst group"), chosen(row), of_runs(row, "worst group", SEARCH)]
+            for name, row in sorted(sets(results)[kind].items(), key=in_order)
+        ]  # fmt: skip
+        head = ["", "accuracy", "pixel IoU", "worst group", left_out, "worst group then"]
+        blocks.append(f"{words}:\n\n{table(head, lines, (left_out,))}")
     return "\n\n".join(blocks)
 
 
