@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
 import os
-import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -29,6 +24,7 @@ from ..errors import UserError
 from . import shifts
 from .birds import Birds, Scenes, read_birds, read_scenes
 from .paste import THINGS, Picture, paste
+from .pool import in_processes
 
 __all__ = ["BUILDERS", "Build", "Built", "Recipe", "build"]
 
@@ -96,8 +92,6 @@ def build(name: str, options: Build) -> Built:
     except OSError as error:
         where = error.filename or unfinished
         raise UserError(f"{where}: cannot be written ({error.strerror}); what is made stays, run it again") from error
-    except BrokenProcessPool as error:
-        raise UserError("a worker process was killed; run it again to go on, perhaps with fewer workers") from error
     return Built(options.out, len(rows), False, counts)
 
 
@@ -180,14 +174,7 @@ def _made(
     if workers == 1 or len(pictures) < POOLED_FROM:
         yield from _watched(map(one, pictures), len(pictures))
         return
-    # Spawned, not forked: a fork would share the place where an open archive is being read.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_follow_the_parent) as pool:
-        try:
-            yield from _watched(pool.map(one, pictures, chunksize=16), len(pictures))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    yield from _watched(in_processes(one, pictures, workers, chunk=16), len(pictures))
 
 
 def _make(picture: Picture, birds: Birds, scenes: Scenes | None, folder: Path, quality: int) -> dict[str, str]:
@@ -263,16 +250,3 @@ def _versions() -> dict[str, str]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _follow_the_parent() -> None:
-    """Leave Ctrl-C to it, and do not outlive it when it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-
-
-def _end_with_the_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "only workers wait for a parent"
-    parent.join()
-    os._exit(1)

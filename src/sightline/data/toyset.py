@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from .batches import Workers
+from .pool import in_processes
 from .toy import BLOCK, make_toy
 
 SPLIT_SEEDS = {"train": 1, "val": 2, "test": 3}
@@ -36,16 +36,13 @@ def write_toy(
     for split in counts:
         (folder / split).mkdir(parents=True, exist_ok=True)
         (folder / "masks" / split).mkdir(parents=True, exist_ok=True)
-    crew = Workers(_Painter(folder, size, correlation, displacement, seed), workers if workers > 1 else 0, ahead=1)
+    paint = _Painter(folder, size, correlation, displacement, seed)
     chunks = [
         (split, first, min(first + CHUNK, count)) for split, count in counts.items() for first in range(0, count, CHUNK)
     ]
     lines = [["image", "label", "group_place", "mask", "split"]]
-    try:
-        for some in crew.run(chunks):
-            lines += some
-    finally:
-        crew.close()
+    for some in in_processes(paint, chunks, workers) if workers > 1 else map(paint, chunks):
+        lines += some
     with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(lines)
     return folder
