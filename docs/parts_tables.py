@@ -120,6 +120,32 @@ def gap(results: Path) -> str:
     return table(["", *shown, "gap"], lines)
 
 
+FIGURES = {"accuracy": "accuracy", "worst group": "worst group", "gap": "gap between backgrounds"}
+SETS = {"cub": "species", "birds": "Waterbirds", "pair": "post or tag", "object": "tag", "mixed": "mixed backgrounds"}
+
+
+def spread(results: Path) -> str:
+    """How far apart runs of a row come."""
+    lines = []
+    for one in read(results, CLAIMS)["spread"]:
+        where = "" if one["of"] == "all" else f", {one['of']}"
+        lines.append(
+            [f"{SETS[one['set']]}{where}: {FIGURES[one['figure']]}", f"{100 * one['deviation']:.1f}", str(one["rows"])]
+        )
+    return table(["", "standard deviation, points", "rows trained twice"], lines)
+
+
+def otherwise(results: Path) -> str:
+    """Claims that intervals over pictures alone would decide."""
+    lines = [
+        [one["id"], one["claim"], one["verdict_by_pictures_alone"], one["verdict"]]
+        for one in read(results, CLAIMS)["claims"]
+        if one["verdict"] != one["verdict_by_pictures_alone"]
+    ]
+    head = ["", "claim", "by pictures alone", "allowing for training again"]
+    return table(head, lines, head)
+
+
 def missing(results: Path) -> str:
     """Rows that nobody has trained, or measured, by set and seed."""
     trained: dict[str, list[str]] = {}
@@ -136,4 +162,6 @@ TABLES = {
     "precisions": precisions,
     "gap": gap,
     "missing": missing,
+    "spread": spread,
+    "otherwise": otherwise,
 }

@@ -26,7 +26,10 @@ def in_processes(
         try:
             yield from pool.map(job, tasks, chunksize=chunk)
         except BrokenProcessPool as error:
-            raise UserError("a worker process was killed; run it again, perhaps with fewer workers") from error
+            raise UserError(
+                "a worker process was killed; run it again, perhaps with fewer workers (in a script of your own, below "
+                "`if __name__ == '__main__':`, since processes read it anew)"
+            ) from error
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
