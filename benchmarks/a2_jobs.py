@@ -276,7 +276,7 @@ def is_wanted(column: str) -> bool:
 def opened_backbone(file: str) -> Any:
     """A weights file, or the ViT of a trained run."""
     from sightline.load import load
-    from sightline.weights import load_backbone
+    from sightline.vit.weights import load_backbone
 
     if (Path(file) / "run.json").exists():
         return cast(Any, load(Path(file)).method).vit

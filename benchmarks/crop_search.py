@@ -27,7 +27,7 @@ import tyro
 
 from ratios import ratios
 from record import record
-from sightline.weights import load_backbone
+from sightline.vit.weights import load_backbone
 from sightline.what.probe import BoxProbe
 from sightline.where.crops import CropSight, greedy_crops
 

@@ -26,7 +26,7 @@ from sightline.intervene import QUANTILES, intervened
 from sightline.interventions import Intervention
 from sightline.methods.ifam import IFam
 from sightline.sight import Prediction
-from sightline.weights import load_backbone
+from sightline.vit.weights import load_backbone
 
 ONCE, EVERY_TIME = "looked at once for all", "full passes"
 WAYS: dict[str, dict[str, Any]] = {

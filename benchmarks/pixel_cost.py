@@ -39,7 +39,7 @@ from sightline.methods.erm import Classifier
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import How, selector
 from sightline.sight import Prediction, Sight, cell_share
-from sightline.weights import load_backbone
+from sightline.vit.weights import load_backbone
 from sightline.where.fine import Fine, fine_share
 
 VARIANTS: dict[str, dict[str, Any]] = {

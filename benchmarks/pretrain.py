@@ -39,8 +39,8 @@ from sightline.predict import make_accelerator
 from sightline.pretrain import new_learner, pretrain
 from sightline.runs import begin
 from sightline.train import now, set_up, take_step, teach, train
-from sightline.vit import ViT
-from sightline.weights import load_backbone, save_backbone
+from sightline.vit.model import ViT
+from sightline.vit.weights import load_backbone, save_backbone
 
 
 @dataclass(frozen=True)

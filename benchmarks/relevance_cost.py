@@ -21,8 +21,8 @@ from torch import Tensor
 from ratios import ratios, verdicts
 from record import record
 from sightline.data.toy import make_toy
-from sightline.vit import ViT
-from sightline.weights import load_backbone
+from sightline.vit.model import ViT
+from sightline.vit.weights import load_backbone
 from sightline.where.relevance import KINDS, MAPS, gae
 
 LOOP = "one picture after the other"

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from ratios import ratios, verdicts
 from record import record
-from sightline.backbones import KNOWN
-from sightline.vit import ViT
+from sightline.vit.backbones import KNOWN
+from sightline.vit.model import ViT
 
 SHARES = (1.0, 0.5, 0.25, 0.1)
 ASKED = {"mask, 50% visible": 1.1, "removal, 25% visible": 0.5}

@@ -37,7 +37,7 @@ from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import How, selector
 from sightline.predict import make_accelerator
 from sightline.runs import Run
-from sightline.weights import load_backbone
+from sightline.vit.weights import load_backbone
 
 PARTS, SIDE, COVERAGE = 8, 224, 0.25
 CLASSES = ("stork", "duck")

@@ -8,7 +8,7 @@ import torch
 
 import sightline
 from sightline.data.toyset import write_toy
-from sightline.vit import Input, ViT, ViTConfig
+from sightline.vit.model import Input, ViT, ViTConfig
 
 from .commands import SMALL, typed
 from .training import files, small

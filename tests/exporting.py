@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from sightline.export_check import open_session, run
-from sightline.weights import save_backbone
+from sightline.vit.weights import save_backbone
 
 from .conftest import small_vit
 

@@ -19,7 +19,7 @@ from sightline.methods.given_mask import Given, GivenMask
 from sightline.methods.ifam import IFam, predictor
 from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
 from sightline.runs import Run
-from sightline.vit import Input
+from sightline.vit.model import Input
 from sightline.what.pool import LateMask
 
 from .commands import QUICK, SMALL, typed

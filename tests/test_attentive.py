@@ -83,7 +83,7 @@ def test_from_the_command_line_to_the_same_answers_with_the_backbone_as_it_was(k
 
 
 def load_backbone_of(run) -> dict[str, torch.Tensor]:
-    from sightline.weights import load_backbone
+    from sightline.vit.weights import load_backbone
 
     classes = json.loads((run / "run.json").read_text())["data"]["classes"]
     return load_backbone("random:nano", classes=len(classes), seed=0).state_dict()

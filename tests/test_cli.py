@@ -16,8 +16,8 @@ from sightline.config import Verify
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import read_rows
 from sightline.subject import pictures as pictures_of
-from sightline.vit import Input
-from sightline.weights import save_backbone
+from sightline.vit.model import Input
+from sightline.vit.weights import save_backbone
 
 from .conftest import small_vit
 

@@ -17,7 +17,7 @@ from sightline.methods.pair import Pair
 from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
 from sightline.predict import sight_to_answer
 from sightline.sight import Sight
-from sightline.vit import ViT, ViTConfig
+from sightline.vit.model import ViT, ViTConfig
 from sightline.what.masked import MaskedViT
 from sightline.what.pool import LateMask
 

@@ -22,7 +22,7 @@ from sightline.methods.dino import (
     self_distillation,
     sinkhorn,
 )
-from sightline.vit import ViT, ViTConfig
+from sightline.vit.model import ViT, ViTConfig
 
 from .conftest import small_vit
 

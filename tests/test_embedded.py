@@ -10,7 +10,7 @@ import sightline
 from sightline.data.toy import make_toy
 from sightline.errors import UserError
 from sightline.methods.dino import mass_and_hit, patch_attention
-from sightline.weights import load_backbone
+from sightline.vit.weights import load_backbone
 
 FILE = Path(sightline.__file__).parent / "embedded" / "nano.safetensors"
 

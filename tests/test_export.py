@@ -22,7 +22,7 @@ from sightline.load import load
 from sightline.redraw import fill
 from sightline.sight import Sight
 from sightline.train import train
-from sightline.vit import Input
+from sightline.vit.model import Input
 from sightline.where.corrections import Claims, Correction
 
 from .commands import typed

@@ -20,7 +20,7 @@ from sightline.predict import needs_masks, shown
 from sightline.sight import Told
 from sightline.train import train
 from sightline.verify import verify
-from sightline.weights import load_backbone, save_backbone
+from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.masked import MaskedViT
 from sightline.what.pool import LateMask as LatelyMasked
 

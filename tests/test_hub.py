@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from sightline.weights import load_backbone
+from sightline.vit.weights import load_backbone
 
 from .conftest import small_vit
 from .weight_files import assert_same_bits, in_shards, stored

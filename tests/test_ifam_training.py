@@ -20,8 +20,8 @@ from sightline.load import load
 from sightline.methods.pdiscoformer import refuse_hopeless_parts
 from sightline.predict import make_accelerator
 from sightline.train import cosine, set_rate, train
-from sightline.vit import Block, ViT
-from sightline.weights import load_backbone, save_backbone
+from sightline.vit.model import Block, ViT
+from sightline.vit.weights import load_backbone, save_backbone
 from sightline.where import parts as parts_file
 
 from .commands import QUICK, SMALL, typed

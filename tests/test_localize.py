@@ -29,7 +29,7 @@ from sightline.localize import Localization, estimates, localize
 from sightline.overlap import map_columns, mean_iou, patch_grid, per_image
 from sightline.predict import make_accelerator
 from sightline.sight import Sight, cell_share
-from sightline.vit import Input
+from sightline.vit.model import Input
 
 SIDE = 32
 EXPECTS = Input(size=(SIDE, SIDE))

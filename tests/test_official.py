@@ -8,14 +8,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from sightline.backbones import KNOWN, Known
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods.ifam import IFam
 from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.official import load_published
 from sightline.verify import verify
-from sightline.vit import Input, ViTConfig
+from sightline.vit.backbones import KNOWN, Known
+from sightline.vit.model import Input, ViTConfig
 
 from .commands import QUICK, typed
 from .conftest import PLAIN, shared

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sightline.backbones import KNOWN, Known
 from sightline.config import Shaping
 from sightline.data.augment import Affine, warp
 from sightline.errors import UserError
 from sightline.official import OFFICIAL, load_official
-from sightline.vit import Input
+from sightline.vit.backbones import KNOWN, Known
+from sightline.vit.model import Input
 from sightline.where.part_losses import shaping_losses
 from sightline.where.parts import (
     PartDiscovery,

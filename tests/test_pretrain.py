@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sightline import backbones
 from sightline.cli import run
 from sightline.config import Pretrain
 from sightline.data.toyset import write_toy
@@ -22,7 +21,8 @@ from sightline.data.unlabelled import has_classes, read_pictures
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.pretrain import pretrain
-from sightline.weights import load_backbone
+from sightline.vit import backbones
+from sightline.vit.weights import load_backbone
 
 FLAGS = ["--patch", "8", "--pixels", "32", "--large", "24", "--small", "16", "--smalls", "2", "--prototypes", "64"]
 FLAGS += ["--head-width", "32", "--batch", "16", "--epochs", "2", "--warmup", "1", "--workers", "0", "--device", "cpu"]

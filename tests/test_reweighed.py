@@ -15,8 +15,8 @@ from sightline.lessons import Lesson, When
 from sightline.load import load
 from sightline.methods.reweighed import FromFailure, GroupDro, Twice, WorstShare
 from sightline.train import train
-from sightline.vit import ViT
-from sightline.weights import load_backbone
+from sightline.vit.model import ViT
+from sightline.vit.weights import load_backbone
 
 from .commands import typed
 from .training import Stop, files, in_two_processes, log_of, stopped_after

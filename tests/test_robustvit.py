@@ -34,7 +34,7 @@ from sightline.methods.robustvit import (
 )
 from sightline.predict import answering_batches, make_accelerator
 from sightline.train import train
-from sightline.weights import save_backbone
+from sightline.vit.weights import save_backbone
 
 from .commands import QUICK, typed
 from .conftest import small_vit

@@ -12,7 +12,7 @@ from sightline.data.toyset import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.train import train
-from sightline.weights import load_backbone, save_backbone
+from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.probe import ScaleProbe, bicubic
 
 from .commands import QUICK, SMALL, typed

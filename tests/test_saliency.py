@@ -18,8 +18,8 @@ from sightline.errors import UserError
 from sightline.overlap import mean_iou
 from sightline.predict import make_accelerator
 from sightline.sight import Sight, cell_share
-from sightline.vit import Input
-from sightline.weights import load_backbone
+from sightline.vit.model import Input
+from sightline.vit.weights import load_backbone
 from sightline.where.mask_files import write_masks
 from sightline.where.saliency import (
     Found,

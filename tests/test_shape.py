@@ -13,7 +13,7 @@ from sightline.evaluate import evaluate
 from sightline.predict import make_accelerator
 from sightline.shape import label_from_shape, shape_run, shapes
 from sightline.sight import Sight
-from sightline.vit import Input
+from sightline.vit.model import Input
 from tests.commands import QUICK, SMALL, typed
 
 SIZES = {"train": 400, "val": 200, "test": 400}

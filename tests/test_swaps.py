@@ -10,7 +10,7 @@ from sightline.data.rows import read_rows
 from sightline.errors import UserError
 from sightline.predict import make_accelerator
 from sightline.sight import Prediction, Sight
-from sightline.vit import Input
+from sightline.vit.model import Input
 
 SIDE = 16
 EXPECTS = Input(size=(SIDE, SIDE), mean=(0.5, 0.5, 0.5), std=(1.0, 1.0, 1.0), crop=1.0)

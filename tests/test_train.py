@@ -18,7 +18,7 @@ from sightline.errors import UserError
 from sightline.load import load
 from sightline.predict import make_accelerator
 from sightline.train import cosine, follow, train
-from sightline.weights import load_backbone, save_backbone
+from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.features import cls_features
 
 from .training import files, log_of, loop, small, table

@@ -15,8 +15,8 @@ from sightline.data.rows import read_rows
 from sightline.errors import UserError
 from sightline.lessons import Learner, answered_at_once, refuse_hopeless, refuse_processes_apart, view
 from sightline.train import train
-from sightline.vit import Input
-from sightline.weights import load_backbone
+from sightline.vit.model import Input
+from sightline.vit.weights import load_backbone
 
 from .training import log_of, small, stopped_after, table
 

@@ -11,7 +11,7 @@ import sightline
 from sightline.methods.pair import Pair
 from sightline.sight import Prediction, Sight, spread
 from sightline.verify import fingerprint, verify
-from sightline.vit import Input
+from sightline.vit.model import Input
 from sightline.what.masked import MaskedViT
 from sightline.what.pool import LateMask
 from sightline.where.attention import AttentionSight

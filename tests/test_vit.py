@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.leaks import changed
-from sightline.positions import resize_learned
-from sightline.vit import ViT, ViTConfig
+from sightline.vit.model import ViT, ViTConfig
+from sightline.vit.positions import resize_learned
 
 from .conftest import small_vit
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sightline.key_names import to_our_names
-from sightline.vit import ViT, ViTConfig
+from sightline.vit.key_names import to_our_names
+from sightline.vit.model import ViT, ViTConfig
 
 from .conftest import PLAIN
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sightline import backbones
-from sightline.backbones import BY_REPOSITORY, KNOWN
 from sightline.errors import UserError
-from sightline.vit import ViT
-from sightline.weights import config_for, has_shape, load_backbone, save_backbone, shape_of
+from sightline.vit import backbones
+from sightline.vit.backbones import BY_REPOSITORY, KNOWN
+from sightline.vit.model import ViT
+from sightline.vit.weights import config_for, has_shape, load_backbone, save_backbone, shape_of
 
 from .conftest import small_vit
 from .test_vit_parity import FAMILIES, SMALL, ask_them, randomise, transformers

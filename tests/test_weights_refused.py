@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sightline.backbones import KNOWN, Known
-from sightline.weights import METADATA_KEY, load_backbone, save_backbone
+from sightline.vit.backbones import KNOWN, Known
+from sightline.vit.weights import METADATA_KEY, load_backbone, save_backbone
 
 from .conftest import small_vit
 from .weight_files import OTHER_INPUT, cut, refusal, rename, stored

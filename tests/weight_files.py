@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from sightline.errors import UserError
-from sightline.vit import Input, ViT
-from sightline.weights import load_backbone
+from sightline.vit.model import Input, ViT
+from sightline.vit.weights import load_backbone
 
 OTHER_INPUT = Input(size=(32, 64), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), resample="bilinear", crop=0.9)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .sight import Method, Prediction, Sight
     from .train import train
     from .verify import verify
-    from .weights import load_backbone, save_backbone
+    from .vit.weights import load_backbone, save_backbone
 
 _ROOMS = {  # where a word is, and by what name if that is another
     "load": ".load:load_run",
@@ -38,8 +38,8 @@ _ROOMS = {  # where a word is, and by what name if that is another
     "Prediction": ".sight",
     "Sight": ".sight",
     "find_leak": ".leaks",
-    "load_backbone": ".weights",
-    "save_backbone": ".weights",
+    "load_backbone": ".vit.weights",
+    "save_backbone": ".vit.weights",
     "verify": ".verify",
 }
 

@@ -17,7 +17,7 @@ from .sight import Method
 
 if TYPE_CHECKING:
     from .data.rows import Rows
-    from .vit import Input
+    from .vit.model import Input
 
 PICTURES = 16
 

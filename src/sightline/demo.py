@@ -19,7 +19,7 @@ from .methods.given_mask import GivenMask
 from .screen import show
 from .sight import Sight
 from .verify import verify
-from .weights import load_backbone
+from .vit.weights import load_backbone
 from .what.pool import LateMask
 
 BACKBONE = "sightline-nano"

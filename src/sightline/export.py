@@ -30,7 +30,7 @@ from .load import Model, load
 
 if TYPE_CHECKING:
     from .verify import Certificate
-    from .vit import Input
+    from .vit.model import Input
 
 LARGEST = 2 << 30  # bytes in one file of protocol buffers
 WORDS = {

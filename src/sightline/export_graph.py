@@ -30,7 +30,7 @@ from .methods.probe import ScaleClassifier
 from .methods.ttr import Recaller
 from .methods.zeroshot import WholeZeroShot
 from .sight import Method, Prediction, Sight, inside_boxes
-from .vit import Input
+from .vit.model import Input
 from .what.masked import MaskedViT
 from .what.probe import BoxProbe
 from .what.zeroshot import ZeroShot

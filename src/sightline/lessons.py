@@ -27,7 +27,7 @@ from .evaluate import score
 from .predict import answer_batches, answering_batches
 from .runs import Run
 from .sight import Method
-from .vit import Input
+from .vit.model import Input
 
 ENOUGH = 64  # pictures that keep a device busy
 ANSWERS_PER_LESSON = 8  # pictures that can be answered with the memory that learning from one takes

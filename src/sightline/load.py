@@ -17,7 +17,7 @@ from .errors import UserError
 from .methods import builder_of
 from .runs import Run, config_of, read_run
 from .sight import Method, Sight
-from .vit import Input
+from .vit.model import Input
 
 if TYPE_CHECKING:
     from .show import Answer

@@ -29,7 +29,7 @@ from .overlap import Columns, per_image
 from .predict import answering_batches, needs_masks, shown, sight_for
 from .screen import watched
 from .sight import Look
-from .vit import Input
+from .vit.model import Input
 from .where.relevance import can_be_explained, relevance_map
 
 if TYPE_CHECKING:

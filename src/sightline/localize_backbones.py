@@ -29,8 +29,8 @@ from .predict import answering_batches, make_accelerator
 from .screen import watched
 from .side_by_side import FIGURES, LEVELS, PLACES, Attention, Seen, SideBySide, Truth
 from .sight import Sight, cell_share, inside_boxes
-from .vit import Input, ViT
-from .weights import HEAD, load_backbone
+from .vit.model import Input, ViT
+from .vit.weights import HEAD, load_backbone
 from .where.attention import Heads, maps_and_shares
 
 if TYPE_CHECKING:

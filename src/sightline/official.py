@@ -12,12 +12,12 @@ from .checkpoint import save_tensors
 from .config import Ifam, Import, Pdiscoformer
 from .data.rows import read_rows
 from .errors import UserError
-from .key_names import WRAPPERS, to_our_names
 from .methods.ifam import IFam
 from .methods.pdiscoformer import How, PDiscoFormer
 from .runs import begin
-from .vit import Input, ViTConfig
-from .weights import Origin, config_for, existing_file, fit, load_backbone, read_tensors, shape_of
+from .vit.key_names import WRAPPERS, to_our_names
+from .vit.model import Input, ViTConfig
+from .vit.weights import Origin, config_for, existing_file, fit, load_backbone, read_tensors, shape_of
 from .what.masked import MaskedViT
 from .where.parts import PartDiscovery
 

@@ -22,7 +22,7 @@ from .data.rows import SPLITS, Rows
 from .errors import UserError
 from .screen import watched
 from .sight import Look, Method, Sight, Told
-from .vit import Input
+from .vit.model import Input
 
 
 def make_accelerator(device: str = "auto", precision: str = "fp32") -> Accelerator:

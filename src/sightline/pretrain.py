@@ -13,7 +13,6 @@ from typing import cast
 import torch
 from rich.console import Console
 
-from .backbones import own_vit
 from .config import Pretrain
 from .data.rows import Rows
 from .data.unlabelled import read_pictures
@@ -23,8 +22,9 @@ from .methods.dino import Dino, geometry
 from .predict import make_accelerator
 from .screen import print_notes
 from .train import begin_together, fit
-from .vit import ViT
-from .weights import save_backbone
+from .vit.backbones import own_vit
+from .vit.model import ViT
+from .vit.weights import save_backbone
 
 
 def pretrain(config: Pretrain) -> Path:

@@ -25,7 +25,7 @@ from .metrics import Estimate, Metrics
 from .overlap import patch_grid
 from .predict import answering_batches, needs_masks, over_batches, shown, sight_for
 from .sight import Look, cell_share
-from .vit import Input
+from .vit.model import Input
 from .what.probe import Linear, tune_logistic
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from .intervene import load_corrected
 from .methods.pair import Pair
 from .predict import needs_masks
 from .sight import Sight, Told
-from .vit import Input, ViT
-from .weights import load_backbone
+from .vit.model import Input, ViT
+from .vit.weights import load_backbone
 from .what.masked import MaskedViT
 from .what.pool import LateMask
 from .where.attention import AttentionSight

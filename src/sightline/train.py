@@ -55,7 +55,7 @@ from .predict import answer_batches, make_accelerator, needs_masks, shown
 from .progress import Progress, Speed, stopping_between_steps
 from .runs import Run, begin, read_run, train_counts
 from .sight import Method
-from .vit import Block
+from .vit.model import Block
 
 # ---- the whole run ---------------------------------------------------------------------------------------------------
 

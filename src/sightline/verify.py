@@ -26,7 +26,7 @@ from .intervals import wilson
 from .leaks import Leak, find_leak, rows_that_differ
 from .redraw import NOT_NUMBERS, fill, noise_like, plausible_redraws, redraws, touched
 from .sight import Judge, Method, Prediction, Sight, spread
-from .vit import ViT
+from .vit.model import ViT
 
 ASCENT = "gradient ascent"
 

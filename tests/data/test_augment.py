@@ -11,7 +11,7 @@ from sightline.data.augment import PRESETS, Augment, Pictures, uniforms
 from sightline.data.images import mask_to_tensor, to_tensor
 from sightline.data.toy import make_toy
 from sightline.errors import UserError
-from sightline.vit import Input
+from sightline.vit.model import Input
 
 from .augmenting import OFF, go, overlap
 

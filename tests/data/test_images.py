@@ -30,7 +30,7 @@ from sightline.data.inspection import look_at
 from sightline.data.rows import Rows, read_folder
 from sightline.data.unlabelled import read_unlabelled
 from sightline.errors import UserError
-from sightline.vit import Input
+from sightline.vit.model import Input
 from tests.conftest import shared
 
 

@@ -7,8 +7,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sightline.official import load_official
-from sightline.vit import ViT, ViTConfig
-from sightline.weights import load_backbone
+from sightline.vit.model import ViT, ViTConfig
+from sightline.vit.weights import load_backbone
 from sightline.where.parts import PartDiscovery, freeze
 
 from ..conftest import PLAIN, shared

@@ -15,7 +15,7 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..predict import answering_batches, needs_masks, over_batches, shown, sight_to_answer
 from ..sight import Method
-from ..vit import Input
+from ..vit.model import Input
 
 NEIGHBOURS = (1, 10)
 AT_ONCE = 1024

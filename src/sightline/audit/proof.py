@@ -14,7 +14,7 @@ from ..leaks import Leak, find_leak
 from ..predict import sight_for
 from ..sight import Sight
 from ..verify import Certificate, verify
-from ..vit import ViT
+from ..vit.model import ViT
 from .case import Case, few, hides
 
 PICTURES, QUICKLY = 16, 4

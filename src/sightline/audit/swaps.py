@@ -28,7 +28,7 @@ from ..localize import with_truth
 from ..metrics import Estimate
 from ..predict import answering_batches, answers_from, needs_masks, shown, sight_for, sight_to_answer
 from ..sight import Method
-from ..vit import Input
+from ..vit.model import Input
 
 MOST = 2000  # pictures, which are held in memory: enough for two points of uncertainty
 EXAMPLES = 3

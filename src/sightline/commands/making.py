@@ -81,7 +81,7 @@ def backbones(_: Backbones) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ..backbones import KNOWN
+    from ..vit.backbones import KNOWN
 
     table = Table("name", "width", "blocks", "patch", "registers", "picture", "weights", box=None, pad_edge=False)
     for known in KNOWN.values():

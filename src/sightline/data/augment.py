@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError
-from ..vit import IMAGENET_MEAN
+from ..vit.model import IMAGENET_MEAN
 from .colours import GEOMETRIC, OPERATIONS, Round, coloured, operated
 
 RATIOS = (3 / 4, 4 / 3)  # width : height of a random resized crop

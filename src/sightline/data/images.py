@@ -22,7 +22,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from ..errors import UserError
-from ..vit import Input
+from ..vit.model import Input
 from .rows import Rows
 from .unlabelled import listed, table_of
 

@@ -27,8 +27,8 @@ from ..methods.erm import open_backbone
 from ..methods.probe import fit_probe, seen_at_once
 from ..predict import answers_from
 from ..sight import Sight
-from ..vit import Input, ViT
-from ..weights import HEAD
+from ..vit.model import Input, ViT
+from ..vit.weights import HEAD
 from ..what.dfr import set_aside
 from ..what.features import HEADS
 from ..what.masked import MaskedViT

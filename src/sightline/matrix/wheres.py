@@ -23,8 +23,8 @@ from ..methods.a2 import Crops, heads_of, refuse_crowds, refuse_layer
 from ..methods.given_mask import from_anywhere, masks_there, saliency
 from ..predict import make_accelerator
 from ..sight import Look, Sight
-from ..vit import Input
-from ..weights import HEAD, load_backbone
+from ..vit.model import Input
+from ..vit.weights import HEAD, load_backbone
 from ..where.crops import CropSight
 from ..where.mask_files import look_print, write_masks
 from ..where.relevance import RelevanceSight

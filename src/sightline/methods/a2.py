@@ -15,8 +15,8 @@ from torch import nn
 from ..config import A2, CentreCrop, RandomCrop
 from ..errors import UserError
 from ..sight import Look
-from ..vit import Input, ViT, ViTConfig
-from ..weights import load_backbone
+from ..vit.model import Input, ViT, ViTConfig
+from ..vit.weights import load_backbone
 from ..what.features import kept_features
 from ..what.probe import BoxProbe
 from ..where.attention import AGGREGATES, Heads

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ..config import A2Adapter
 from ..errors import UserError
-from ..vit import Input, ViT, ViTConfig
-from ..weights import load_backbone
+from ..vit.model import Input, ViT, ViTConfig
+from ..vit.weights import load_backbone
 from ..what.features import kept_features
 from ..what.probe import BoxProbe
 from ..what.unrolled import fit_unrolled, standardised, sure_rate

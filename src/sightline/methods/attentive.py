@@ -11,7 +11,7 @@ from ..config.attentive import Aim, Ep
 from ..errors import UserError
 from ..lessons import Group, Learner, Lesson
 from ..sight import Prediction, Sight
-from ..vit import Input, ViT, ViTConfig
+from ..vit.model import Input, ViT, ViTConfig
 from ..what.attentive import AimPool, EpPool
 from .erm import note_backbone, open_backbone
 

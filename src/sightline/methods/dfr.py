@@ -14,7 +14,7 @@ from ..config import A2Dfr, Dfr
 from ..errors import UserError
 from ..evaluate import score
 from ..predict import answers_from
-from ..vit import Input
+from ..vit.model import Input
 from ..what.dfr import choices, refit, set_aside, tune
 from ..what.probe import Linear
 from .a2 import build_a2, make_a2

@@ -28,8 +28,8 @@ from ..lessons import Group, Learner, Lesson, open_cache
 from ..overlap import map_columns
 from ..predict import answering_batches
 from ..together import from_all_processes, over_processes, processes
-from ..vit import ViT, ViTConfig
-from ..weights import save_backbone
+from ..vit.model import ViT, ViTConfig
+from ..vit.weights import save_backbone
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -16,8 +16,8 @@ from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..lessons import Group, Learner, Lesson
 from ..sight import Prediction, Sight
-from ..vit import Input, ViT, ViTConfig
-from ..weights import config_from_json, load_backbone
+from ..vit.model import Input, ViT, ViTConfig
+from ..vit.weights import config_from_json, load_backbone
 from ..where.attention import cls_attention_map
 
 if TYPE_CHECKING:

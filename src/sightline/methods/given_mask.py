@@ -21,7 +21,7 @@ from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..lessons import Group, Learner, Lesson
 from ..sight import Look, Prediction, Sight
-from ..vit import Input, ViT, ViTConfig
+from ..vit.model import Input, ViT, ViTConfig
 from ..what.masked import MaskedViT
 from ..what.pool import LateMask as LatelyMaskedViT
 from ..what.zoom import Zoom
@@ -183,7 +183,7 @@ def saliency(masks: str, seed: int = 0) -> Look | None:
     kind, of = kind_of(masks)
     if not kind:
         return None
-    from ..weights import load_backbone
+    from ..vit.weights import load_backbone
     from ..where.saliency import Found, TokenCut, U2Net
 
     if kind == "u2net":

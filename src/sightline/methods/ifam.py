@@ -16,8 +16,8 @@ from ..data.crops import resizing
 from ..errors import UserError
 from ..lessons import Group
 from ..sight import Prediction, Sight, cell_share
-from ..vit import Input, ViT, ViTConfig
-from ..weights import load_backbone
+from ..vit.model import Input, ViT, ViTConfig
+from ..vit.weights import load_backbone
 from ..what.masked import MaskedViT, SoftlyMaskedViT
 from ..what.zoom import Zoom, passing, zoom_boxes, zoom_in
 from ..where.corrections import Claims, Correction

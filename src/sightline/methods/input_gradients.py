@@ -17,7 +17,7 @@ from ..data.batches import Decoder
 from ..data.images import Canvas
 from ..errors import UserError
 from ..lessons import Lesson
-from ..vit import Input, ViT
+from ..vit.model import Input, ViT
 from .erm import build_erm
 from .given_mask import Tell
 from .robustvit import Shown, begun, teller

@@ -15,7 +15,7 @@ from ..config.relevance import Masktune
 from ..errors import UserError
 from ..lessons import Lesson
 from ..sight import Sight
-from ..vit import Input, ViT
+from ..vit.model import Input, ViT
 from ..where.relevance import Kind, relevance_map
 from .erm import build_erm
 from .robustvit import Shown, begun, maker

@@ -13,7 +13,7 @@ from ..data.augment import Affine, random_affine
 from ..errors import UserError
 from ..lessons import Group, Learner, Lesson
 from ..sight import Prediction, Sight
-from ..vit import Input, ViT, ViTConfig
+from ..vit.model import Input, ViT, ViTConfig
 from ..where.corrections import Claims, Correction
 from ..where.part_losses import shaping_losses
 from ..where.parts import PartDiscovery, Parts, freeze

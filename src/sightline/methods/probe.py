@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..evaluate import score
 from ..predict import answers_from
 from ..sight import Sight
-from ..vit import Input, ViT, ViTConfig
+from ..vit.model import Input, ViT, ViTConfig
 from ..what.features import cls_features, kept_features
 from ..what.probe import Linear, ScaleProbe, fit_logistic, tune_logistic
 from ..where.attention import cls_attention_map

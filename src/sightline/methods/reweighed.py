@@ -20,7 +20,7 @@ from ..lessons import Desk, Group, Lesson, exam_batches
 from ..predict import answer_batches
 from ..runs import Run, config_of, read_run
 from ..together import processes
-from ..vit import Input, ViT, ViTConfig
+from ..vit.model import Input, ViT, ViTConfig
 from .erm import Classifier, backbone_groups, build_erm, open_and_note
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..lessons import Desk, Lesson, When
 from ..sight import Look, Sight
-from ..vit import Input, ViT
+from ..vit.model import Input, ViT
 from ..where.relevance import KINDS, Relevance, fit_at_once
 from .erm import Classifier, build_erm, note_backbone
 from .given_mask import Source, Tell, from_anywhere, masks_in, saliency, same_saliency
@@ -189,7 +189,7 @@ def begun(config: Tuned, rows: Rows, run: Run, accelerator: Accelerator) -> tupl
 
 def of_run(config: Tuned, rows: Rows) -> tuple[ViT, Input]:
     from ..load import load
-    from ..weights import Origin
+    from ..vit.weights import Origin
 
     model = load(config.started_from)
     if not isinstance(model.method, Classifier):
@@ -210,7 +210,7 @@ def of_run(config: Tuned, rows: Rows) -> tuple[ViT, Input]:
 
 def with_own_head(config: Tuned, rows: Rows) -> tuple[ViT, Input]:
     from ..data.imagenet import imagenet_classes
-    from ..weights import load_backbone
+    from ..vit.weights import load_backbone
 
     vit = load_backbone(config.backbone)
     if vit.config.classes != len(rows.classes):

@@ -18,7 +18,7 @@ from ..config import Ttr
 from ..errors import UserError
 from ..predict import answering_batches, over_batches
 from ..sight import Prediction, Sight
-from ..vit import Input, ViT, ViTConfig
+from ..vit.model import Input, ViT, ViTConfig
 from ..what.zeroshot import ZeroShot, projected
 from ..where.clusters import Clustering, cluster, subject
 from .zeroshot import asked, keep_untrained, unsaid

@@ -15,8 +15,8 @@ from ..errors import UserError
 from ..evaluate import score
 from ..predict import answers_from
 from ..sight import Look, Sight
-from ..vit import Input, ViT, ViTConfig
-from ..weights import load_backbone
+from ..vit.model import Input, ViT, ViTConfig
+from ..vit.weights import load_backbone
 from ..what.features import kept_features
 from ..what.zeroshot import Clip, ZeroShot, open_clip, spoken
 from ..where.attention import cls_attention_map

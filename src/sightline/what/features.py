@@ -19,7 +19,7 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..predict import answering_batches, over_batches
-from ..vit import Input, ViT
+from ..vit.model import Input, ViT
 
 FORMAT = 2
 HEADS = ("head.", "fc_norm.")  # come after the features

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config.methods import Fill
-from ..hiding import blank
 from ..sight import Prediction, Sight, cell_share, spread
-from ..vit import Hide, Input, ViT
+from ..vit.masking import blank
+from ..vit.model import Hide, Input, ViT
 from .zoom import Zoom, paint, passing, zoom_boxes, zoom_in
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..hiding import blank
 from ..sight import Prediction, Sight
-from ..vit import ViT
+from ..vit.masking import blank
+from ..vit.model import ViT
 
 
 class LateMask(nn.Module):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..sight import Prediction, Sight
-from ..vit import ViT
+from ..vit.model import ViT
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)  # of C, the inverse of the penalty
 

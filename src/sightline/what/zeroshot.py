@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..backbones import BY_REPOSITORY, KNOWN
 from ..errors import UserError
-from ..key_names import to_our_names
 from ..sight import Prediction, Sight
-from ..vit import Input, ViT, ViTConfig
-from ..weights import Origin, fit
+from ..vit.backbones import BY_REPOSITORY, KNOWN
+from ..vit.key_names import to_our_names
+from ..vit.model import Input, ViT, ViTConfig
+from ..vit.weights import Origin, fit
 from .probe import cut_out
 
 BILINEAR = 2  # Pillow's number, as files have it

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..sight import Sight
-from ..vit import ViT
+from ..vit.model import ViT
 from .attention import Heads, joined, renormalised
 from .crops import in_pixels, resized
 from .topk import top_k

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..sight import Sight
-from ..vit import ViT
+from ..vit.model import ViT
 
 Heads = Literal["mean", "entropy", "lowest", "max"] | int  # how heads become one map; or one head, counted from 0
 AGGREGATES = ("mean", "entropy", "lowest", "max")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..sight import Sight
-from ..vit import ViT
+from ..vit.model import ViT
 from .attention import Heads, cls_attention_map
 
 BITS = 40  # of the strongest pixel's value: sums over up to 2²² pixels stay exact

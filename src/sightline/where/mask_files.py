@@ -22,7 +22,7 @@ from ..data.stamps import file_stamps
 from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..sight import Look
-from ..vit import Input, ViT
+from ..vit.model import Input, ViT
 
 FORMAT = 1
 STAMP = "mask of"  # the key under which a mask says which picture it is of

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..data.augment import Affine, unwarp, warp
 from ..lessons import Group
 from ..sight import Sight
-from ..vit import ViT
+from ..vit.model import ViT
 
 TOKENS = ("cls_token", "reg_token", "pos_embed")
 

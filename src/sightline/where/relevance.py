@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..sight import Sight, cell_share
-from ..vit import ViT, ViTOutput
+from ..vit.model import ViT, ViTOutput
 
 Kind = Literal["gae", "rollout", "attention", "gradient"]
 Read = Callable[[ViTOutput], Tensor]  # the class scores [B, C] that a ViT's output leads to

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..sight import Sight
-from ..vit import IMAGENET_MEAN, IMAGENET_STD, ViT
+from ..vit.model import IMAGENET_MEAN, IMAGENET_STD, ViT
 
 TINY = 1e-10
 

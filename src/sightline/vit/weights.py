@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from .backbones import BY_REPOSITORY, KNOWN, NANO, Known
-from .errors import UserError
 from .key_names import to_our_names
-from .vit import Input, ViT, ViTConfig
+from .model import Input, ViT, ViTConfig
 
 METADATA_KEY = "sightline"  # in the header of our own files: the ViTConfig, so that they explain themselves
 HEAD = ("head.", "fc_norm.")

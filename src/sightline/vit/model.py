@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .hiding import Visible, blank, refuse_half_precision, scores_of
+from .masking import Visible, blank, refuse_half_precision, scores_of
 from .positions import Positions, Rotary, resize_learned, rotary_table, rotate, with_unrotated_prefix
 
 Hide = Literal["removal", "mask", "weighted"]
