@@ -12,7 +12,7 @@ from sightline.errors import UserError
 from sightline.methods.dino import mass_and_hit, patch_attention
 from sightline.vit.weights import load_backbone
 
-FILE = Path(sightline.__file__).parent / "embedded" / "nano.safetensors"
+FILE = Path(sightline.__file__).parent / "vit" / "embedded" / "nano.safetensors"
 
 
 def test_it_is_small_and_half_precision():
