@@ -136,7 +136,7 @@ def turned_round(data: Path, out: Path) -> Path:
 
 def chosen_looks(setting: Setting, backbones: Sequence[Backbone], kind: str) -> dict[str, tuple[Look, dict[str, Any]]]:
     """Per backbone, the look that scored best on validation data, and what else was tried; where all were."""
-    from sightline.metrics import Metrics, read_metrics
+    from sightline.metrics.estimates import Metrics, read_metrics
 
     found = {}
     for backbone in backbones:

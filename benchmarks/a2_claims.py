@@ -31,7 +31,7 @@ from claim_figures import Missing
 from claims import NOT_RUN, Claim, Finding, conclude
 from record import record
 from sightline.errors import UserError
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
 from untested_claims import UNTESTED
 
 KNOWN = {one[0]: one for one in UNTESTED}

@@ -12,11 +12,11 @@ import numpy as np
 from a2_results import STRATA, displaced_in, distances_in, lines_in, mean_of, pictures_in, stratum
 from claim_figures import Missing
 from claims import FAILS, HOLDS, UNDECIDED, Finding, verdict
-from sightline.answers import Answers, aligned
 from sightline.compare import compare
-from sightline.evaluate import RESAMPLES, across_seeds
-from sightline.intervals import TAIL, over_runs, resample
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
+from sightline.metrics.groups import RESAMPLES, across_seeds
+from sightline.metrics.intervals import TAIL, over_runs, resample
+from sightline.metrics.predictions import Answers, aligned
 from waterbirds_results import answers_of, facts_of
 from waterbirds_rows import folders_of
 

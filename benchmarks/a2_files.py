@@ -9,7 +9,7 @@ from typing import Any
 
 from claim_figures import Missing, apart
 from claims import HOLDS, UNDECIDED, Finding, verdict
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
 
 
 def content_of(file: Path | None, lacking: str) -> dict[str, Any]:

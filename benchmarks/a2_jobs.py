@@ -61,7 +61,7 @@ def do(setting: Setting, row: Row, look: dict[str, Any] | None = None) -> dict[s
         {"oracle": oracle, "attention": attention, "distances": distances}.get(kind, trained)(setting, row)
     about = row.about
     if (setting.folder(row) / "metrics.json").exists():
-        from sightline.metrics import Metrics, read_metrics
+        from sightline.metrics.estimates import Metrics, read_metrics
         from sightline.runs import read_run
 
         read_run(setting.folder(row)).note(benchmark={"row": row.name, "line": row.line, "look": look})
@@ -96,10 +96,10 @@ def trained(setting: Setting, row: Row) -> None:
 
 def answer_displaced(setting: Setting, folder: Path, data: Path) -> None:
     """The same birds on the same scenes, away from the centre and in it."""
-    from sightline.assess import opened, with_classes_of
     from sightline.data.cache import Cache
     from sightline.data.images import Canvas
-    from sightline.predict import answer
+    from sightline.evaluate import opened, with_classes_of
+    from sightline.metrics.inference import answer
 
     accelerator, model = opened(folder, setting.device)
     rows = with_classes_of(model, read_rows(data), data)
@@ -196,7 +196,7 @@ def oracle(setting: Setting, row: Row) -> None:
     from sightline.lessons import Desk
     from sightline.methods.erm import note_backbone, open_backbone
     from sightline.methods.probe import fit_probe, keep_fitted, seen_at_once, set_head
-    from sightline.predict import answering_batches, make_accelerator, over_batches
+    from sightline.metrics.inference import answering_batches, make_accelerator, over_batches
     from sightline.train import begin_together, conclude
     from sightline.what.probe import BoxProbe
 
@@ -241,7 +241,7 @@ def attention(setting: Setting, row: Row) -> None:
     """Picture by picture: mass, hit and entropy of every block, of every way to join the last block's heads, and the
     attention that registers have; with --neighbours also whether the nearest name the right class."""
     from sightline.localize_backbones import subject, truth_in
-    from sightline.predict import answering_batches, make_accelerator
+    from sightline.metrics.inference import answering_batches, make_accelerator
 
     words = shlex.split(row.line)
     vit, rows = opened_backbone(setting.backbones[words[words.index("--backbone") + 1][1:]]), read_rows(setting.data)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from a2_rows import RULE
-from sightline.answers import Answers
 from sightline.compare import compare
 from sightline.compare import verdict as said_of
-from sightline.evaluate import evaluate
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
+from sightline.metrics.groups import evaluate
+from sightline.metrics.predictions import Answers
 from waterbirds_results import about, answers_of, facts_of, result_of, show
 from waterbirds_rows import folders_of
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from sightline.answers import Answers, aligned
 from sightline.compare import compare
 from sightline.config import Evaluate, Shape
 from sightline.errors import UserError
-from sightline.evaluate import RESAMPLES, Cells, across_seeds
-from sightline.intervals import TAIL, over_runs, resample
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
+from sightline.metrics.groups import RESAMPLES, Cells, across_seeds
+from sightline.metrics.intervals import TAIL, over_runs, resample
+from sightline.metrics.predictions import Answers, aligned
 from waterbirds_results import about, answers_in, answers_of, facts_of, mean_over_seeds, sights_of
 from waterbirds_rows import folders_of
 
@@ -206,8 +206,8 @@ def certificates(runs: Runs, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
 @torch.no_grad()
 def certify(folder: Path, runs: Runs):
     """The proof on pictures of the run's own data, from all over the split."""
-    from sightline.assess import data_asked_for, opened
-    from sightline.predict import answering_batches, needs_masks, shown, sight_for
+    from sightline.evaluate import data_asked_for, opened
+    from sightline.metrics.inference import answering_batches, needs_masks, shown, sight_for
     from sightline.verify import verify
 
     accelerator, model = opened(folder, runs.device)

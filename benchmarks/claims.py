@@ -27,7 +27,7 @@ from tyro.conf import Positional
 from claim_figures import MEASURES, Missing, Runs, above_chance, certificates
 from record import record
 from sightline.errors import UserError
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
 from untested_claims import UNTESTED
 from waterbirds_rows import CONTROLS, OTHER_FILLS, ROWS, SELECTED_BY_A_NET, TRUE, TRUE_PIXELS
 

@@ -187,9 +187,9 @@ def do(config: Interventions, row: Row) -> dict[str, Any]:
 
 def cost_of(path: Path, device: str) -> dict[str, Any]:
     """Of an answer to some of its test pictures, at the share that it really sees."""
-    from sightline.assess import data_asked_for, opened
     from sightline.config import Evaluate
-    from sightline.cost import cost_on
+    from sightline.evaluate import data_asked_for, opened
+    from sightline.metrics.cost import cost_on
 
     accelerator, model = opened(path, device)
     rows = data_asked_for(Evaluate(path), model.run).rows
@@ -274,7 +274,7 @@ def is_in(found: dict[str, Any], row: Row) -> bool:
 
 
 def show(found: dict[str, Any]) -> None:
-    from sightline.metrics import Estimate
+    from sightline.metrics.estimates import Estimate
 
     console = Console(highlight=False, width=220)
     for kind, rows in found.items():

@@ -25,7 +25,7 @@ from interventions_kinds import FASTER, NEAR, Contrast, Costs, Faster, SilentOnN
 from interventions_rows import ABLATED, DROPOUTS, QUANTILES, SETS, WITH_OBJECTS, rows_of
 from record import record
 from sightline.errors import UserError
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
 from untested_claims import OURS, UNTESTED
 
 CLAIMED = [f"F{number}" for number in range(8, 24)]

@@ -21,9 +21,9 @@ from scipy.stats import t as student_t
 from claim_figures import Missing
 from interventions_measure import FOUND, SIGHT, SIGHTS, TEST, as_csv
 from sightline.errors import UserError
-from sightline.evaluate import RESAMPLES
-from sightline.intervals import TAIL, least_gain, over_runs, resample
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
+from sightline.metrics.groups import RESAMPLES
+from sightline.metrics.intervals import TAIL, least_gain, over_runs, resample
 from waterbirds_results import facts_of, mean_over_seeds
 from waterbirds_rows import folder_of
 

@@ -10,7 +10,7 @@ import numpy as np
 from claim_figures import Missing
 from claims import FAILS, HOLDS, UNDECIDED, Finding, verdict
 from interventions_evidence import Evidence, Term, contrast
-from sightline.intervals import wilson
+from sightline.metrics.intervals import wilson
 from waterbirds_results import facts_of
 
 MOST = 0.5  # of an object's pixels: then a part took it

@@ -21,20 +21,20 @@ import numpy as np
 import torch
 
 from interventions_rows import QUANTILES
-from sightline.answers import Answers
-from sightline.assess import data_asked_for, opened
 from sightline.audit.survey import part_of_pixels
 from sightline.config import Evaluate
 from sightline.data.batches import Batches
 from sightline.data.birds import read_birds
 from sightline.data.rows import Rows, attribute_of
+from sightline.evaluate import data_asked_for, opened
 from sightline.intervene import QUANTILES as SEARCHED
 from sightline.intervene import Looked, calibrate, intervened, with_parts
 from sightline.interventions import Intervention, Sketch
 from sightline.load import Model
 from sightline.localize import localize
 from sightline.methods.pdiscoformer import PartLearner
-from sightline.predict import answering_batches
+from sightline.metrics.inference import answering_batches
+from sightline.metrics.predictions import Answers
 from sightline.search import Search, search
 
 FOLDER = Path("interventions")

@@ -239,7 +239,7 @@ def note_row(run: Run, row: Row, rate: dict[str, Any] | None) -> None:
 def figures_of(folder: Path) -> dict[str, Any]:
     """In short."""
     from sightline.audit.stressed import Stressed
-    from sightline.metrics import Metrics, read_metrics
+    from sightline.metrics.estimates import Metrics, read_metrics
 
     splits = read_metrics(folder / "metrics.json")["splits"]
     test = Metrics.from_dict(splits["test"])

@@ -24,7 +24,7 @@ from record import record
 from relevance_evidence import CORRECT, WORST, Evidence, subsets_of, versus
 from relevance_rows import RULE as RATE_RULE
 from sightline.errors import UserError
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
 from untested_claims import UNTESTED
 
 KNOWN = {one[0]: one for one in UNTESTED}

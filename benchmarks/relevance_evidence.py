@@ -14,9 +14,9 @@ import numpy as np
 
 from claim_figures import Missing, gain
 from sightline.compare import compare
-from sightline.evaluate import RESAMPLES, across_seeds
-from sightline.intervals import average, resample
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
+from sightline.metrics.groups import RESAMPLES, across_seeds
+from sightline.metrics.intervals import average, resample
 from waterbirds_results import answers_of, facts_of
 from waterbirds_rows import folders_of
 

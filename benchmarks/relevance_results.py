@@ -19,7 +19,7 @@ from sightline.audit.perturbation import Curve
 from sightline.audit.stressed import Stressed
 from sightline.compare import verdict
 from sightline.errors import UserError
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
 from waterbirds_results import about, facts_of, mean_over_seeds, pack
 
 EXAMPLES = 6  # pictures that were helped, and as many that were harmed
@@ -165,12 +165,12 @@ def draw_all(runs: Path, device: str = "auto") -> None:
 
 def draw_maps(before: Path, after: Path, path: Path, device: str) -> None:
     """Relevance before and after, of pictures that were put right and of such that were put wrong, alike."""
-    from sightline.assess import data_asked_for, opened
     from sightline.audit.changes import both
     from sightline.audit.maps import lit, sheet
     from sightline.config import Evaluate
     from sightline.data.imagenet import imagenet_classes
     from sightline.data.images import Canvas, decode
+    from sightline.evaluate import data_asked_for, opened
     from sightline.where.relevance import MAPS
 
     called = imagenet_classes()

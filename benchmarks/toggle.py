@@ -35,7 +35,7 @@ from sightline.interventions import Intervention
 from sightline.load import Model
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import How, selector
-from sightline.predict import make_accelerator
+from sightline.metrics.inference import make_accelerator
 from sightline.runs import Run
 from sightline.vit.weights import load_backbone
 

@@ -21,7 +21,7 @@ from sightline.config import Erm
 from sightline.data.rows import read_rows
 from sightline.lessons import Desk, Lesson, When, training_batches, view
 from sightline.methods.erm import Classifier, open_backbone
-from sightline.predict import make_accelerator
+from sightline.metrics.inference import make_accelerator
 from sightline.runs import begin, read_run
 from sightline.train import compile_blocks, make_optimizer, now, take_step, train
 

@@ -16,11 +16,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from sightline.answers import Answers
 from sightline.compare import compare
 from sightline.compare import verdict as said_of
-from sightline.evaluate import across_seeds
-from sightline.metrics import Estimate, Metrics
+from sightline.metrics.estimates import Estimate, Metrics
+from sightline.metrics.groups import across_seeds
+from sightline.metrics.predictions import Answers
 from waterbirds_rows import PAIRS, folders_of
 
 Z = 1.959964

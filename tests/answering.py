@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from sightline.evaluate import Answers, Estimate, Metrics
-from sightline.metrics import FIGURES
+from sightline.metrics.estimates import FIGURES
+from sightline.metrics.groups import Answers, Estimate, Metrics
 
 BIRDS = ("landbird", "waterbird")
 PLACES = ("landbird on land", "landbird on water", "waterbird on land", "waterbird on water")

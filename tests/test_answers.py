@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.errors import UserError
-from sightline.evaluate import Answers
+from sightline.metrics.groups import Answers
 
 from .answering import PLACES, answered, made, scored
 

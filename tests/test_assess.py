@@ -13,11 +13,11 @@ from sightline.config import Ifam, Pdiscoformer
 from sightline.data import metashift
 from sightline.data.metashift import ANIMALS
 from sightline.data.toyset import write_toy
-from sightline.guesses import sees_everything
 from sightline.load import Model
 from sightline.methods.given_mask import Given, GivenMask
 from sightline.methods.ifam import IFam, predictor
 from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
+from sightline.predict import sees_everything
 from sightline.runs import Run
 from sightline.vit.model import Input
 from sightline.what.pool import LateMask
@@ -108,7 +108,7 @@ def test_what_is_not_blind_sees_everything_whatever_its_sight_says(method, all_o
 
 
 def test_a_run_is_measured_in_the_precision_it_was_trained_in(tmp_path, monkeypatch):
-    from sightline import assess
+    from sightline import evaluate as assess
 
     toy, run = write_toy(tmp_path / "toy", train=16, val=8, test=8, size=32), tmp_path / "run"
     told = ("--epochs", 1, "--precision", "bf16", "--out", run)

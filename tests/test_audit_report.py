@@ -11,7 +11,6 @@ import pytest
 import torch
 import tyro
 
-from sightline.answers import Answers
 from sightline.audit.case import open_case
 from sightline.audit.facts import flags, training_command
 from sightline.audit.gallery import drawn, jpeg_uri, plan
@@ -24,8 +23,9 @@ from sightline.errors import UserError
 from sightline.intervene import intervened
 from sightline.interventions import Intervention
 from sightline.load import load
-from sightline.metrics import Estimate, Metrics
-from sightline.predict import answer, make_accelerator
+from sightline.metrics.estimates import Estimate, Metrics
+from sightline.metrics.inference import answer, make_accelerator
+from sightline.metrics.predictions import Answers
 from sightline.runs import read_run
 
 from .commands import QUICK, SMALL, typed

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sightline.answers import Answers
 from sightline.errors import UserError
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
+from sightline.metrics.predictions import Answers
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.guesses import overlay_names
 from sightline.load import Model, load
+from sightline.predict import overlay_names
 from sightline.sight import Sight
 
 from .commands import copied, toy_pictures, typed

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from sightline.compare import Entry, compare, verdict
 from sightline.errors import UserError
-from sightline.evaluate import Answers, Estimate, evaluate
+from sightline.metrics.groups import Answers, Estimate, evaluate
 
 CLASSES = ("cat", "dog")
 GROUPS = ("cat in", "cat out", "dog in", "dog out")

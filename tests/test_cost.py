@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from sightline.config import Ifam, Pdiscoformer
-from sightline.cost import Cost, cost
 from sightline.data.toyset import write_toy
 from sightline.methods.erm import Classifier
 from sightline.methods.given_mask import Given, GivenMask
 from sightline.methods.ifam import IFam, predictor
 from sightline.methods.pair import Pair
 from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
-from sightline.predict import sight_to_answer
+from sightline.metrics.cost import Cost, cost
+from sightline.metrics.inference import sight_to_answer
 from sightline.sight import Sight
 from sightline.vit.model import ViT, ViTConfig
 from sightline.what.masked import MaskedViT

@@ -10,8 +10,8 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
 from sightline.errors import UserError
-from sightline.evaluate import SCORES, Estimate, Metrics, evaluate, score, wilson
-from sightline.metrics import read_metrics
+from sightline.metrics.estimates import read_metrics
+from sightline.metrics.groups import SCORES, Estimate, Metrics, evaluate, score, wilson
 
 from .answering import BIRDS, IN_TRAINING, PLACES, answered, made, scored
 

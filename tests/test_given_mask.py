@@ -16,7 +16,7 @@ from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods import given_mask
 from sightline.methods.given_mask import Given, GivenMask, having_masks, with_masks
-from sightline.predict import needs_masks, shown
+from sightline.metrics.inference import needs_masks, shown
 from sightline.sight import Told
 from sightline.train import train
 from sightline.verify import verify

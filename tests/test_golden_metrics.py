@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.keypoints import (
+from sightline.localize import estimates
+from sightline.metrics.keypoints import (
     Places,
     adjusted_rand_index,
     contingency,
@@ -13,8 +14,7 @@ from sightline.keypoints import (
     normalised_mutual_information,
     parts_at,
 )
-from sightline.localize import estimates
-from sightline.overlap import pooled_iou
+from sightline.metrics.overlap import pooled_iou
 
 from .conftest import shared
 

@@ -18,7 +18,7 @@ from sightline.errors import UserError
 from sightline.lessons import When
 from sightline.load import load
 from sightline.methods.pdiscoformer import refuse_hopeless_parts
-from sightline.predict import make_accelerator
+from sightline.metrics.inference import make_accelerator
 from sightline.train import cosine, set_rate, train
 from sightline.vit.model import Block, ViT
 from sightline.vit.weights import load_backbone, save_backbone

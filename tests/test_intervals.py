@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.answers import aligned
-from sightline.evaluate import across_seeds, evaluate
+from sightline.metrics.groups import across_seeds, evaluate
+from sightline.metrics.predictions import aligned
 
 from .answering import IN_TRAINING, PLACES, chances, estimates, made, scored, shuffled
 

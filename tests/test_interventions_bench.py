@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sightline.answers import Answers
 from sightline.config import Ifam
 from sightline.data.rows import read_rows
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
 from sightline.interventions import Intervention
+from sightline.metrics.predictions import Answers
 from sightline.train import train
 
 from .intervening import EACH, add

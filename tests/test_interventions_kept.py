@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sightline.errors import UserError
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
 
 from .intervening import EACH, add
 

@@ -16,7 +16,9 @@ from sightline.data.batches import Batch
 from sightline.data.rows import Rows, read_rows
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
-from sightline.keypoints import (
+from sightline.localize import Localization, estimates, localize
+from sightline.metrics.inference import make_accelerator
+from sightline.metrics.keypoints import (
     Places,
     adjusted_rand_index,
     contingency,
@@ -25,9 +27,7 @@ from sightline.keypoints import (
     part_centres,
     parts_at,
 )
-from sightline.localize import Localization, estimates, localize
-from sightline.overlap import map_columns, mean_iou, patch_grid, per_image
-from sightline.predict import make_accelerator
+from sightline.metrics.overlap import map_columns, mean_iou, patch_grid, per_image
 from sightline.sight import Sight, cell_share
 from sightline.vit.model import Input
 

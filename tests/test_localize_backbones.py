@@ -22,8 +22,8 @@ from sightline.localize_backbones import (
     spread_over,
     subject,
 )
-from sightline.overlap import map_columns
-from sightline.predict import make_accelerator
+from sightline.metrics.inference import make_accelerator
+from sightline.metrics.overlap import map_columns
 from sightline.side_by_side import FIGURES, PLACES
 from sightline.where.attention import cls_attention_map, cls_attention_shares, maps_and_shares
 

@@ -13,13 +13,13 @@ from PIL import Image
 from sightline.audit.heatmap import Square, draw_heatmap
 from sightline.config import Matrix
 from sightline.errors import UserError
-from sightline.evaluate import evaluate
 from sightline.matrix.cells import Cell, add_cell, read_cells
 from sightline.matrix.scaling import curves
 from sightline.matrix.ways import crop_ways, crops_on, mass_ways, most_of, showing, window_around
 from sightline.matrix.wheres import KINDS
 from sightline.matrix.words import WHATS, Word, attention_of, read_words
-from sightline.metrics import Estimate
+from sightline.metrics.estimates import Estimate
+from sightline.metrics.groups import evaluate
 from sightline.sight import Sight
 
 from .answering import made

@@ -9,14 +9,14 @@ import pytest
 from PIL import Image, ImageOps
 
 import sightline
-from sightline.answers import Answers
 from sightline.config import A2, Matrix, Probe
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
-from sightline.evaluate import score
 from sightline.matrix import fill
 from sightline.matrix.bench import Bench
 from sightline.matrix.cells import Cell, read_cells
+from sightline.metrics.groups import score
+from sightline.metrics.predictions import Answers
 
 from .commands import typed
 

@@ -17,7 +17,7 @@ import torch
 from sightline.checkpoint import Clock, load_tensors
 from sightline.errors import UserError
 from sightline.methods.erm import Classifier
-from sightline.predict import make_accelerator
+from sightline.metrics.inference import make_accelerator
 from sightline.train import train
 
 from .training import Stop, command_line, files, log_of, loop, small, stopped_after

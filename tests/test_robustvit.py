@@ -32,7 +32,7 @@ from sightline.methods.robustvit import (
     told_by,
     with_own_head,
 )
-from sightline.predict import answering_batches, make_accelerator
+from sightline.metrics.inference import answering_batches, make_accelerator
 from sightline.train import train
 from sightline.vit.weights import save_backbone
 

@@ -20,7 +20,7 @@ from sightline.errors import UserError
 from sightline.intervene import calibrate, intervened
 from sightline.interventions import Intervention
 from sightline.load import load
-from sightline.predict import answering_batches, make_accelerator
+from sightline.metrics.inference import answering_batches, make_accelerator
 from sightline.train import train
 
 from .commands import QUICK, typed

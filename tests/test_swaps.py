@@ -8,7 +8,7 @@ from PIL import Image
 from sightline.audit.swaps import Held, difference, kinds_of_background, painted_over, partner, spread_over, swaps
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.predict import make_accelerator
+from sightline.metrics.inference import make_accelerator
 from sightline.sight import Prediction, Sight
 from sightline.vit.model import Input
 

@@ -16,7 +16,7 @@ from sightline.config import Probe
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
 from sightline.load import load
-from sightline.predict import make_accelerator
+from sightline.metrics.inference import make_accelerator
 from sightline.train import cosine, follow, train
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.features import cls_features

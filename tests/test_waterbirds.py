@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sightline.answers import Answers
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
+from sightline.metrics.predictions import Answers
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from sightline.config.methods import Fill
-from sightline.cost import cost
 from sightline.data.toyset import write_toy
 from sightline.load import load
 from sightline.methods.pair import Pair
+from sightline.metrics.cost import cost
 from sightline.sight import Sight
 from sightline.verify import fingerprint, verify
 from sightline.what.masked import MaskedViT

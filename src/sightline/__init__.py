@@ -12,9 +12,9 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from .assess import assess as evaluate
     from .audit.report import audit as report
     from .estimator import SightlineClassifier
+    from .evaluate import assess as evaluate
     from .export import export
     from .leaks import find_leak
     from .load import load_run as load
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ROOMS = {  # where a word is, and by what name if that is another
     "load": ".load:load_run",
     "report": ".audit.report:audit",
-    "evaluate": ".assess:assess",
+    "evaluate": ".evaluate:assess",
     "export": ".export",
     "push": ".push",
     "SightlineClassifier": ".estimator",

@@ -11,8 +11,8 @@ from .errors import UserError
 from .interventions import Intervention
 from .localize import FIGURES, Localization
 from .methods.pdiscoformer import PartLearner
-from .metrics import Metrics, read_metrics
-from .predict import needs_masks
+from .metrics.estimates import Metrics, read_metrics
+from .metrics.inference import needs_masks
 
 if TYPE_CHECKING:
     from .export_check import Agreement

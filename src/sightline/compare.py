@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .answers import Answers, aligned
 from .errors import UserError
-from .evaluate import RESAMPLES, Cells, Parts, across_seeds
-from .intervals import TAIL, Sample, least_gain, over_runs, resample
-from .metrics import Estimate, Metrics
+from .metrics.estimates import Estimate, Metrics
+from .metrics.groups import RESAMPLES, Cells, Parts, across_seeds
+from .metrics.intervals import TAIL, Sample, least_gain, over_runs, resample
+from .metrics.predictions import Answers, aligned
 
 if TYPE_CHECKING:
     from rich.table import Table

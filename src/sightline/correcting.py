@@ -21,12 +21,12 @@ from .intervene import QUANTILES, SEARCH_FILE, Looked, calibrate, calibrated, ke
 from .interventions import FILE, Intervention, Sketch, parse_names
 from .load import Model
 from .methods.pdiscoformer import PartLearner
-from .predict import answering_batches
+from .metrics.inference import answering_batches
 from .search import Search, search
 
 if TYPE_CHECKING:
-    from .assess import Asked
     from .config import Intervene
+    from .evaluate import Asked
 
 DRAWN = 8  # pictures
 
@@ -63,7 +63,7 @@ class Outcome:
 
 def correct(command: Intervene) -> Outcome:
     """What the command says of a run, done."""
-    from .assess import opened
+    from .evaluate import opened
 
     if command.find and by_hand(command):
         raise UserError("--find chooses by itself: leave out --drop, --force and --quantile")
@@ -170,8 +170,8 @@ class Bench:
         return content if content and content.get("weights") == self._weights else None
 
     def _asked(self) -> Asked:
-        from .assess import data_asked_for, with_classes_of
         from .config import Evaluate
+        from .evaluate import data_asked_for, with_classes_of
 
         asked = data_asked_for(Evaluate(self.command.run, self.command.data, self.command.layout), self.model.run)
         return replace(asked, rows=with_classes_of(self.model, asked.rows, asked.path))
@@ -215,7 +215,7 @@ class Bench:
             page.save(self.model.run.folder / SEARCH_FILE.parent / f"{name}.png")
 
     def _write(self, content: dict[str, Any]) -> None:
-        from .assess import make_folder, save_plainly
+        from .evaluate import make_folder, save_plainly
 
         path = self.model.run.folder / SEARCH_FILE
         make_folder(path.parent)

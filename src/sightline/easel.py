@@ -25,14 +25,14 @@ from .data.rows import Rows
 from .errors import UserError
 from .interventions import Intervention, Sketch
 from .methods.pdiscoformer import PartLearner
-from .predict import answering_batches
+from .metrics.inference import answering_batches
 from .sight import Prediction, Sight, cell_share
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from .assess import Asked
     from .data.batches import Batches
+    from .evaluate import Asked
     from .load import Model
 
 TILE, TILES = 132, 9  # of heat maps: their side, and how many stand beside each other
@@ -54,7 +54,7 @@ class Easel:
 
     @classmethod
     def open(cls, command: Strips, folder: Path, data: Path | None, first: Easel | None, called: str = "") -> Easel:
-        from .assess import data_asked_for, opened
+        from .evaluate import data_asked_for, opened
         from .intervene import kept, with_parts
 
         accelerator, model = opened(folder, command.device)

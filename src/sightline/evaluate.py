@@ -1,310 +1,311 @@
-"""From answers to an honest table: every figure with its interval, its n, and how the interval was made."""
+"""What trained models are worth: on their own data, on other data, beside each other."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .answers import Answers, aligned
+from .checkpoint import save_text
+from .config import Compare, Evaluate
+from .data.imagenet import IMAGENET9_CLASSES, imagenet_classes, imagenet_to_imagenet9
+from .data.rows import Rows, fingerprint, read_rows
 from .errors import UserError
-from .intervals import TAIL, Sample, areas, average, beaten, ends_of_minimum, minimum, over_runs, resample, wilson
-from .metrics import Estimate, Metrics
+from .intervene import load_corrected
+from .load import Model
+from .metrics.cost import cost_on
+from .metrics.estimates import Metrics, read_metrics
+from .metrics.groups import evaluate
+from .metrics.inference import answer, make_accelerator
+from .metrics.predictions import Answers
+from .runs import NEUTRAL, Run, read_run, train_counts
 
-__all__ = ["SCORES", "Answers", "Estimate", "Metrics", "across_seeds", "evaluate", "score", "wilson"]
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
-RESAMPLES = 2000
-TOO_WIDE = 0.10  # half a Wilson interval: a cell with a wider one is too small to conclude
-FEW_SEEDS = 5
-MOST_PAIRS = 400  # of groups, for AUC
-BACKGROUNDS = ("", "same", "rand")
-
-
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """Sets of cells by name: the classes, or the groups, that occur."""
-
-    names: list[str]
-    numbers: np.ndarray  # [k], into all classes or groups
-    sizes: np.ndarray  # [k], images
-    shares: np.ndarray  # [k, cells], how much each cell weighs in the part
-
-    def only(self, numbers: Sequence[int]) -> Parts:
-        kept = np.flatnonzero(np.isin(self.numbers, numbers))
-        return Parts([self.names[k] for k in kept], self.numbers[kept], self.sizes[kept], self.shares[kept])
+    from .compare import Comparison
 
 
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """The finest pieces that any figure is made of: the images of one label, group and background."""
-
-    of_image: np.ndarray  # [n]
-    sizes: np.ndarray  # [cells], and so the others
-    labels: np.ndarray
-    groups: np.ndarray
-    backgrounds: np.ndarray  # into BACKGROUNDS
-
-    @classmethod
-    def of(cls, answers: Answers) -> Cells:
-        groups = np.zeros_like(answers.labels) if answers.groups is None else answers.groups
-        most = int(groups.max()) + 1
-        codes = (answers.labels * most + groups) * len(BACKGROUNDS) + _backgrounds(answers)
-        codes, of_image, sizes = np.unique(codes, return_inverse=True, return_counts=True)
-        rest, backgrounds = np.divmod(codes, len(BACKGROUNDS))
-        return cls(of_image, sizes, *np.divmod(rest, most), backgrounds)
-
-    def parts(self, numbers: np.ndarray, names: Sequence[str]) -> Parts:
-        """By a number for each cell."""
-        found = np.unique(numbers)
-        members = (numbers == found[:, None]) * self.sizes
-        sizes = members.sum(axis=1)
-        return Parts([names[number] for number in found], found, sizes, members / sizes[:, None])
+# ---- one run ---------------------------------------------------------------------------------------------------------
 
 
-def _backgrounds(answers: Answers) -> np.ndarray:
-    if "background" in answers.extra:
-        names, of_image = np.unique(np.array(answers.extra["background"], dtype=str), return_inverse=True)
-        found = [re.fullmatch(r"(?:mixed[ _-])?(same|rand)(?:om)?", name.lower()) for name in names]
-    elif answers.groups is not None:
-        of_image = answers.groups
-        found = [re.search(r"(?:^|/|mixed[ _-])(same|rand)(?:om)?$", name.lower()) for name in answers.group_names]
-    else:
-        return np.zeros_like(answers.labels)
-    return np.array([BACKGROUNDS.index(match[1]) if match else 0 for match in found])[of_image]
+@dataclass(frozen=True)
+class Asked:
+    """The data that a run is measured on."""
+
+    rows: Rows
+    path: Path
+    fingerprint: str
+    own: bool  # those that it was trained on
 
 
-def evaluate(
-    answers: Answers,
-    *,
-    train_group_counts: Mapping[str, int] | None = None,
-    minority: Sequence[int] | None = None,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-) -> Metrics:
-    """Everything that can be measured on one run's answers.
+def assess(command: Evaluate) -> Path:
+    """Answers and metrics of a run on a split of its own data, or of others; the folder they are in."""
+    accelerator, model = opened(command.run, command.device, intervention=command.intervention)
+    asked = data_asked_for(command, model.run)
+    nine = imagenet9_map(model, asked.rows)
+    rows = with_classes_of(model, asked.rows, asked.path) if nine is None else in_a_thousand(asked.rows, nine, model)
+    indices = rows.where(command.split)
+    if not len(indices):
+        raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
+    folder = folder_for(command, model.run, asked)
+    content = metrics_before(folder, model.run, asked)
+    answers = answer(
+        model.method, rows, indices, model.expects, accelerator,
+        batch=command.batch, workers=command.workers, cache=command.cache,
+    )  # fmt: skip
+    if nine is not None:
+        answers = in_nine(answers, nine)
+    if accelerator.is_main_process:
+        answers.save_csv(folder / "predictions" / f"{command.split}.csv")
+        content["splits"][command.split] = measure(answers, model.run).to_dict()
+        spent = cost_on(model.method, rows, indices, model.expects, accelerator.device)
+        content["cost"] = content.get("cost", {}) | {command.split: asdict(spent)}
+        save_plainly(folder / "metrics.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    accelerator.wait_for_everyone()
+    return folder
 
-    `train_group_counts` (images in training, by name of the group) gives the adjusted average and says which groups
-    are a minority: for each label the rarest. `minority` names them by number instead.
-    """
-    return across_seeds(
-        [answers], train_group_counts=train_group_counts, minority=minority, seed=seed, resamples=resamples
+
+def opened(folder: Path, device: str, *, intervention: bool = False) -> tuple[Accelerator, Model]:
+    """A trained model, and where to measure it: as exactly as it was trained; or with what was kept to correct it."""
+    accelerator = make_accelerator(device, read_run(folder).facts.get("config", {}).get("precision", "fp32"))
+    return accelerator, load_corrected(folder, str(accelerator.device), intervention, aloud=accelerator.is_main_process)
+
+
+def data_asked_for(command: Evaluate, run: Run) -> Asked:
+    """The run's own data are known by their fingerprint, wherever they lie now; they keep the run's splits."""
+    data = run.facts["data"]
+    seed = run.facts["config"].get("split_seed", run.facts["seed"])
+    if command.data is None:
+        path = Path(data["path"])
+        if not path.exists():
+            raise UserError(
+                f"{path}: the data of this run are no longer there; say where they are, after the run: "
+                f"{command.run} DATA"
+            )
+        rows = read_rows(path, layout=data["layout"], seed=seed)
+        found = fingerprint(rows)
+        if found != data["fingerprint"]:
+            raise UserError(
+                f"{path}: the data have changed since this run was trained (fingerprint {found[:12]} instead of "
+                f"{data['fingerprint'][:12]}); restore them, or give them explicitly, as other data, after the "
+                f"run: {command.run} {path}"
+            )
+        return Asked(rows, path, found, own=True)
+    if command.layout in (None, data["layout"]):
+        try:
+            rows = read_rows(command.data, layout=data["layout"], seed=seed)
+        except UserError:
+            rows = None  # so they are others
+        if rows is not None and fingerprint(rows) == data["fingerprint"]:
+            return Asked(rows, command.data, data["fingerprint"], own=True)
+    rows = read_rows(command.data, layout=command.layout, seed=seed, whole=True)
+    found = fingerprint(rows)
+    if found == data["fingerprint"]:  # the same by another name, such as metashift-animals:0
+        return Asked(rows, command.data, found, own=True)
+    if command.data.resolve() == Path(data["path"]).resolve():
+        note = "these are the data of the run, but changed: it may have been trained on some of these pictures"
+        rows = replace(rows, notes=(*rows.notes, note))
+    return Asked(rows, command.data, found, own=False)
+
+
+def folder_for(command: Evaluate, run: Run, asked: Asked) -> Path:
+    """Made before the work, so that it is not done in vain."""
+    option = (command.layout or "").partition(":")[2]
+    changed = run.facts.get("intervention", {}).get("folder")
+    other = () if asked.own else ("on", asked.path.resolve().stem, option, asked.fingerprint[:8])
+    folder = command.out or run.folder / "-".join(filter(None, (*other, changed)))
+    if (changed or not asked.own) and folder.resolve() == run.folder.resolve():
+        raise UserError(f"{folder}: is for the run's own data, as it was trained; choose another --out")
+    make_folder(folder / "predictions")
+    return folder
+
+
+def metrics_before(folder: Path, run: Run, asked: Asked) -> dict[str, Any]:
+    """What metrics.json says already of other splits, and of how the weights were selected."""
+    path, own = folder / "metrics.json", run.folder / "metrics.json"
+    selection = run.facts.get("selection") or {}
+    content: dict[str, Any] = {"selected_by": selection.get("metric"), "selected_on": selection.get("on")}
+    if own.exists():
+        content |= {name: value for name, value in read_metrics(own).items() if name.startswith("selected_")}
+    if folder.resolve() != run.folder.resolve():
+        notes = list(asked.rows.notes)
+        content["data"] = {"name": asked.rows.name, "fingerprint": asked.fingerprint, "own": asked.own, "notes": notes}
+    before = read_metrics(path) if path.exists() else {"splits": {}}
+    refuse_other_data(path, before.get("data", {}).get("fingerprint", asked.fingerprint), asked)
+    changed = run.facts.get("intervention")
+    before = before if same_change(before.get("intervention"), changed) else {"splits": {}}
+    return before | content | ({"intervention": changed} if changed else {})
+
+
+def same_change(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+    """Whether two interventions do the same to a model, whatever its parts are called."""
+    said = [[(each or {}).get(name) for name in ("drop", "force", "quantile", "thresholds")] for each in (one, other)]
+    return said[0] == said[1]
+
+
+def refuse_other_data(path: Path, known: str, asked: Asked) -> None:
+    if known != asked.fingerprint:
+        raise UserError(f"{path}: is about other data (fingerprint {known[:12]}); choose another --out")
+
+
+def measure(answers: Answers, run: Run) -> Metrics:
+    """With the counts of training, where its groups are these."""
+    counts = train_counts(run)
+    if counts is None or not answers.group_names:
+        return evaluate(answers)
+    if set(answers.group_names) <= set(counts):
+        return evaluate(answers, train_group_counts=counts)
+    other = next(name for name in answers.group_names if name not in counts)
+    metrics = evaluate(answers)
+    note = f"these are other groups than in training, which had no {other!r}: its counts say nothing about them"
+    return replace(metrics, warnings=(*metrics.warnings, note))
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made ({error.strerror}); choose another place") from error
+
+
+def save_plainly(path: Path, text: str) -> None:
+    """There is nothing to resume, whatever checkpoints would say."""
+    try:
+        save_text(path, text)
+    except UserError as error:
+        reason = getattr(error.__cause__, "strerror", None) or error.__cause__ or error
+        raise UserError(f"{path}: cannot be written ({reason})") from error
+
+
+def with_classes_of(model: Model, rows: Rows, path: Path) -> Rows:
+    """Other data may have fewer classes, or in another order; none that the model does not know."""
+    there = {rows.classes[label] for label in np.unique(rows.labels)}
+    unknown = sorted(there - set(model.classes))
+    if unknown and rows.name == "imagenet-segmentation":
+        raise UserError(f"{path}: has pictures of the class {unknown[0]!r}, so it is for measuring masks, not answers")
+    if unknown:
+        knows = ", ".join(model.classes[:10])
+        raise UserError(f"{path}: the model does not know the class {unknown[0]!r}; it knows {knows}")
+    place = np.array([model.classes.index(name) if name in there else -1 for name in rows.classes], dtype=np.int64)
+    return replace(rows, classes=model.classes, labels=place[rows.labels])
+
+
+def imagenet9_map(model: Model, rows: Rows) -> np.ndarray | None:
+    """Which of the nine each class counts as, or -1, where a model of ImageNet's classes is asked about ImageNet-9."""
+    thousand = tuple(imagenet_classes().values())
+    asked = rows.classes == IMAGENET9_CLASSES and model.classes == thousand
+    return imagenet_to_imagenet9(rows.root) if asked else None
+
+
+def in_a_thousand(rows: Rows, nine: np.ndarray, model: Model) -> Rows:
+    """With any ImageNet class that counts as the label, until the answers are `in_nine`."""
+    some = np.array([np.flatnonzero(nine == label)[0] for label in range(len(rows.classes))])
+    return replace(rows, classes=model.classes, labels=some[rows.labels])
+
+
+def in_nine(answers: Answers, nine: np.ndarray) -> Answers:
+    """The answer among 1,000 classes, then mapped; one that is none of the nine is wrong (Xiao et al. 2021)."""
+    members = nine[:, None] == np.arange(len(IMAGENET9_CLASSES))
+    return replace(
+        answers,
+        labels=nine[answers.labels],
+        probabilities=answers.probabilities @ members.astype(np.float32),
+        predicted=nine[answers.predicted],
+        classes=IMAGENET9_CLASSES,
     )
 
 
-def across_seeds(
-    runs: Sequence[Answers],
-    *,
-    train_group_counts: Mapping[str, int] | None = None,
-    minority: Sequence[int] | None = None,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-) -> Metrics:
-    """The mean over runs of one method that answered the same images; intervals over images and runs jointly."""
-    runs = aligned([(f"run {number}", run) for number, run in enumerate(runs, 1)])
-    first, cells = runs[0], Cells.of(runs[0])
-    sample = resample([np.stack([run.correct for run in runs], axis=1)], cells.of_image, resamples, seed)[0]
-    over = f"over images within {'classes' if first.groups is None else 'groups'}"
-    over += f" and over {len(runs)} seeds" if len(runs) > 1 else ""
-    how = f"bootstrap {over}"
+def as_csv(columns: Sequence[str], lines: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
 
-    everything = cells.parts(np.zeros_like(cells.labels), ["all"])
-    classes = cells.parts(cells.labels, first.classes)
-    figures: dict[str, Any] = {
-        "accuracy": _proportions(sample, everything, how)["all"],
-        "balanced": average(*sample.averages(classes.shares.mean(axis=0)), sample.runs, len(first), how),
-        "worst_class": _lowest(sample, classes, how),
-        "classes": _proportions(sample, classes, how),
-        "background_gap": _background_gap(sample, cells, how),
+
+# ---- several runs ----------------------------------------------------------------------------------------------------
+
+
+def compare_runs(command: Compare) -> Comparison:
+    """Every method against the first; runs that differ only in their seed are one method."""
+    from .compare import compare
+
+    if len(command.runs) < 2:
+        raise UserError("compare needs at least two runs")
+    methods: dict[str, list[Run]] = {}
+    for folder in command.runs:
+        run = run_in(folder)
+        methods.setdefault(settings_of(run), []).append(run)
+    for runs in methods.values():
+        refuse_repetition(runs)
+    if len(methods) < 2:
+        raise UserError("these runs differ only in their seed: name a run of another method, to compare them with")
+    names = display_names(list(methods.values()))
+    named = {
+        name: [answers_of(run, command.split) for run in runs]
+        for name, runs in zip(names, methods.values(), strict=True)
     }
-    counts = _counts(train_group_counts, first.group_names)
-    if minority is None and counts is not None:
-        minority = minority_groups(cells, counts)
-    if first.groups is not None:
-        groups = cells.parts(cells.groups, first.group_names)
-        figures |= _group_figures(sample, everything, groups, counts, minority or (), how)
-    if len(first.classes) == 2:
-        figures |= _auc_figures(runs, sample.runs, minority or (), f"DeLong's covariance {over}", seed)
-    metrics = Metrics(first.split, len(first), len(runs), **figures)
-    group_names = tuple(dict.fromkeys([*first.group_names, *(train_group_counts or ())]))
-    return replace(metrics, warnings=tuple(_warnings(metrics, first, group_names, counts, minority)))
+    counts = [train_counts(run) for runs in methods.values() for run in runs]
+    if all(count == counts[0] for count in counts):
+        return compare(named, train_group_counts=counts[0])
+    comparison = compare(named)
+    note = "the runs were trained on different numbers of pictures per group: no adjusted average, no minority groups"
+    return replace(comparison, warnings=(*comparison.warnings, note))
 
 
-def _proportions(sample: Sample, parts: Parts, how: str) -> dict[str, Estimate]:
-    values, sizes = (sample.observed @ parts.shares.T).mean(axis=0), parts.sizes.tolist()
-    if len(sample.observed) == 1:
-        right = np.rint(values * parts.sizes).astype(int).tolist()
-        ends, how = [wilson(k, n) for k, n in zip(right, sizes, strict=True)], "Wilson"
-    else:
-        _, drawn = sample.parts(parts.shares)
-        ends = np.quantile(over_runs(drawn, sample.runs), [TAIL, 1 - TAIL], axis=0).T
-    every = zip(parts.names, values, ends, sizes, strict=True)
-    return {name: Estimate(value, low, high, n, how) for name, value, (low, high), n in every}
+def run_in(folder: Path) -> Run:
+    """A run; or what it answered about other data, in the folder that `evaluate` made for them inside it."""
+    above = folder.resolve().parent
+    if (folder / "run.json").exists() or not ((folder / "metrics.json").exists() and (above / "run.json").exists()):
+        return read_run(folder)
+    facts, content = read_run(above).facts, read_metrics(folder / "metrics.json")
+    own = content.get("data", {}).get("own")
+    data = facts["data"] | ({} if own else {"group_names": []})  # other data's groups are not those of training
+    return Run(folder, facts | {"data": data, "intervention": content.get("intervention")})
 
 
-def _lowest(sample: Sample, parts: Parts, how: str) -> Estimate:
-    return minimum(*sample.parts(parts.shares), sample.runs, parts.names, parts.sizes, how)
+def settings_of(run: Run) -> str:
+    """All that may change what is learnt, but for the seed. The splits are part of the data's fingerprint."""
+    ignored = NEUTRAL | {"seed", "split_seed"}
+    try:
+        settings = {name: value for name, value in run.facts["config"].items() if name not in ignored}
+        changed = (run.facts.get("intervention") or {}).get("kind")
+        return json.dumps([run.facts["method"], settings, run.facts["data"]["fingerprint"], changed], sort_keys=True)
+    except KeyError as error:
+        raise UserError(f"{run.folder / 'run.json'}: says nothing about {error}; train this run again") from None
 
 
-def _group_figures(
-    sample: Sample, everything: Parts, groups: Parts, counts: np.ndarray | None, minority: Sequence[int], how: str
-) -> dict[str, Any]:
-    n = int(groups.sizes.sum())
-    (observed, drawn), (by_group, drawn_by_group) = sample.averages(everything.shares[0]), sample.parts(groups.shares)
-    least, most, _ = ends_of_minimum(drawn_by_group - drawn[:, :, None], sample.runs)
-    gap = (observed - by_group.min(axis=1)).mean()
-    figures: dict[str, Any] = {
-        "groups": _proportions(sample, groups, how),
-        "mean_of_groups": average(*sample.averages(groups.shares.mean(axis=0)), sample.runs, n, how),
-        "worst_group": _lowest(sample, groups, how),
-        "group_gap": Estimate(gap, -most, -least, n, f"{how}; to a minimum, so biased high", difference=True),
-    }
-    rare = groups.only(minority)
-    if rare.names:
-        figures["minority_worst_group"] = _lowest(sample, rare, how)
-    if counts is not None and counts[groups.numbers].sum():
-        proportions = counts[groups.numbers] / counts[groups.numbers].sum()
-        figures["adjusted"] = average(*sample.averages(proportions @ groups.shares), sample.runs, n, how)
-    return figures
+def refuse_repetition(runs: Sequence[Run]) -> None:
+    by_seed: dict[int, Run] = {}
+    for run in runs:
+        other = by_seed.setdefault(run.facts["seed"], run)
+        if other is not run:
+            raise UserError(
+                f"{other.folder} and {run.folder}: the same method with the same settings, data and seed "
+                f"({run.facts['seed']}), which would count as two seeds; leave one out"
+            )
 
 
-def _background_gap(sample: Sample, cells: Cells, how: str) -> Estimate | None:
-    parts = cells.parts(cells.backgrounds, BACKGROUNDS).only([1, 2])
-    if len(parts.names) < 2:
-        return None
-    same, rand = parts.shares
-    return average(*sample.averages(same - rand), sample.runs, int(parts.sizes.sum()), how, difference=True)
+def display_names(methods: Sequence[Sequence[Run]]) -> list[str]:
+    """The first run's folder, with as many folders above it as tell the methods apart."""
+    paths = [runs[0].folder.resolve() for runs in methods]
+    parts = 1
+    while len({path.parts[-parts:] for path in paths}) < len(paths):
+        parts += 1
+    names = [Path(*path.parts[-parts:]).as_posix() for path in paths]
+    more = ["" if len(runs) == 1 else f" and {len(runs) - 1} more seed{'s' * (len(runs) > 2)}" for runs in methods]
+    return [f"{name}{rest}" for name, rest in zip(names, more, strict=True)]
 
 
-def _counts(counts: Mapping[str, int] | None, group_names: Sequence[str]) -> np.ndarray | None:
-    if counts is None or not group_names:
-        return None
-    if not {*counts} & {*group_names}:
-        raise UserError(f"the groups in training, {_listed([*counts])}, are none of these: {_listed(group_names)}")
-    return np.array([counts.get(name, 0) for name in group_names])
-
-
-def minority_groups(cells: Cells, counts: np.ndarray) -> list[int] | None:
-    """For each label the group that is rarest in training, of those that occur; None if groups mix labels."""
-    pairs = sorted({*zip(cells.labels.tolist(), cells.groups.tolist(), strict=True)})
-    if len({group for _, group in pairs}) < len(pairs):
-        return None
-    fewest: dict[int, int] = {}
-    for label, group in pairs:
-        fewest[label] = min(counts[group], fewest.get(label, counts[group]))
-    return [group for label, group in pairs if counts[group] == fewest[label]]
-
-
-def _auc_figures(
-    runs: Sequence[Answers], weights: np.ndarray, minority: Sequence[int], how: str, seed: int
-) -> dict[str, Estimate]:
-    first = runs[0]
-    groups = np.zeros_like(first.labels) if first.groups is None else first.groups
-    negative, positive = (np.unique(groups[first.labels == label]) for label in (0, 1))
-    if len(negative) * len(positive) > MOST_PAIRS:
-        groups, negative, positive = np.zeros_like(groups), np.zeros(1, dtype=int), np.zeros(1, dtype=int)
-    if not len(negative) * len(positive):
-        return {}
-    margins = np.stack([run.margins for run in runs])
-    above = [margins[:, (first.labels == 1) & (groups == group)] for group in positive]
-    below = [margins[:, (first.labels == 0) & (groups == group)] for group in negative]
-    observed, drawn = (array.reshape(*array.shape[:-2], -1) for array in areas(above, below, len(weights), seed))
-
-    def together(positives: np.ndarray, negatives: np.ndarray) -> Estimate:
-        """The AUC of several groups is the mean of their pairs', each weighing as much as it has pairs of images."""
-        p, q = (
-            [k * scores.shape[1] for k, scores in zip(kept, side, strict=True)]
-            for kept, side in ((positives, above), (negatives, below))
-        )
-        shares = np.outer(p, q).ravel() / (sum(p) * sum(q))
-        return average(observed @ shares, drawn @ shares, weights, int(sum(p) + sum(q)), how)
-
-    figures = {"auc": together(positive >= 0, negative >= 0)}
-    rare = np.isin(positive, minority), np.isin(negative, minority)
-    if rare[0].any() and rare[1].any() and len(positive) * len(negative) > 1:
-        figures["minority_auc"] = together(*rare)
-    if len(positive) * len(negative) > 1:
-        pairs = list(product(range(len(positive)), range(len(negative))))
-        names = [f"{first.group_names[positive[p]]} against {first.group_names[negative[q]]}" for p, q in pairs]
-        sizes = np.array([above[p].shape[1] + below[q].shape[1] for p, q in pairs])
-        figures["worst_pair_auc"] = minimum(observed, drawn, weights, names, sizes, how)
-    return figures
-
-
-def _warnings(
-    metrics: Metrics,
-    answers: Answers,
-    group_names: Sequence[str],
-    counts: np.ndarray | None,
-    minority: Sequence[int] | None,
-) -> Iterator[str]:
-    split = f"the split {answers.split!r}"
-    for kind, names, cells in (
-        ("classes", answers.classes, metrics.classes),
-        ("groups", group_names, metrics.groups),
-    ):
-        missing = [name for name in names if name not in cells]
-        if missing and cells:
-            yield f"{split} has no images of {_listed(missing)}: its figures are about the other {kind}"
-        small = [f"{name} (n {e.n})" for name, e in cells.items() if _half_width(e) > TOO_WIDE]
-        if small:
-            yield f"{kind} too small to conclude, more than {100 * TOO_WIDE:.0f} points uncertain: {_listed(small)}"
-    if answers.groups is None:
-        yield "no groups are known, so nothing is said about the worst of them"
-    elif counts is None and minority is None:
-        yield "training counts are not known: no adjusted average, no minority groups"
-    elif metrics.minority_worst_group is None:
-        why = "groups mix labels" if minority is None else f"{split} has none of their images"
-        yield f"nothing is said about minority groups: {why}"
-    if len(answers.classes) == 2 and metrics.auc is None:
-        yield f"AUC is undefined: {split} has images of {next(iter(metrics.classes))} only"
-    elif metrics.auc and metrics.minority_worst_group and metrics.minority_auc is None:
-        yield "AUC on minority groups is undefined: it needs positives and negatives in (not too many) such groups"
-    if 1 < metrics.seeds < FEW_SEEDS:
-        yield f"{metrics.seeds} seeds say little about how seeds differ: the intervals are rough"
-
-
-def _half_width(estimate: Estimate) -> float:
-    low, high = wilson(round(estimate.value * estimate.n), estimate.n)
-    return (high - low) / 2
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _accuracies(answers: Answers, of: np.ndarray) -> np.ndarray:
-    sizes = np.bincount(of)
-    return (np.bincount(of, weights=answers.correct) / np.maximum(sizes, 1))[sizes > 0]
-
-
-def _worst_group(answers: Answers) -> float:
-    if answers.groups is None:
-        raise UserError(f"worst-group needs group labels, and the split {answers.split!r} has none: choose another")
-    return float(_accuracies(answers, answers.groups).min())
-
-
-def _auc(answers: Answers) -> float:
-    if len(answers.classes) != 2 or len(np.unique(answers.labels)) != 2:
-        raise UserError(f"auc needs images of exactly two classes in the split {answers.split!r}: choose another")
-    margins, positive = answers.margins, answers.labels == 1
-    return float(beaten(margins[positive], margins[~positive]).mean())
-
-
-SCORES: dict[str, Callable[[Answers], float]] = {
-    "balanced": lambda answers: float(_accuracies(answers, answers.labels).mean()),
-    "accuracy": lambda answers: float(answers.correct.mean()),
-    "worst-group": _worst_group,
-    "worst-class": lambda answers: float(_accuracies(answers, answers.labels).min()),
-    "auc": _auc,
-}
-
-
-def score(answers: Answers, name: str = "balanced") -> float:
-    """One number to choose a model by, higher is better; `balanced` needs no group labels."""
-    if name not in SCORES:
-        raise UserError(f"there is no score {name!r}: choose one of {', '.join(SCORES)}")
-    return round(SCORES[name](answers), 9)  # what is equally good must tie, however its mean was rounded
+def answers_of(run: Run, split: str) -> Answers:
+    path = run.folder / "predictions" / f"{split}.csv"
+    if not path.exists():
+        raise UserError(f"{path}: no such file; make it with `sightline evaluate {run.folder} --split {split}`")
+    return Answers.load_csv(path, split=split, group_names=tuple(run.facts["data"]["group_names"]))

@@ -182,8 +182,8 @@ def discs(count: int, size: tuple[int, int]) -> Tensor:
 
 def certificate_of(model: Model, kept: Intervention | None, images: Tensor, masks: Tensor | None) -> Certificate | None:
     """The proof in torch, on the same pictures; None for a method that sees everything, and says so."""
-    from .guesses import sees_everything
     from .intervene import intervened
+    from .predict import sees_everything
     from .verify import verify
 
     if not getattr(model.method, "blind", True):

@@ -21,7 +21,6 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from .answers import Answers
 from .data.batches import Batches
 from .data.rows import Rows
 from .errors import UserError
@@ -29,7 +28,8 @@ from .fingerprints import weights_sha256
 from .interventions import FILE, Intervention, Sketch
 from .load import Model, load
 from .methods.pdiscoformer import Found, PartLearner
-from .predict import answers_from, over_batches
+from .metrics.inference import answers_from, over_batches
+from .metrics.predictions import Answers
 from .runs import Run
 from .screen import watched
 from .sight import Method, Prediction, Sight
@@ -37,7 +37,7 @@ from .where.corrections import Claims
 from .where.parts import hard_keep
 
 if TYPE_CHECKING:
-    from .assess import Asked
+    from .evaluate import Asked
 
 QUANTILES = (0.9, 0.95, 0.97, 0.99)
 MOST_BYTES = 4 << 30  # of what was found, to be held in memory

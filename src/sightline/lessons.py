@@ -23,8 +23,8 @@ from .data.images import Canvas
 from .data.rows import Rows
 from .data.stamps import file_stamps
 from .errors import UserError
-from .evaluate import score
-from .predict import answer_batches, answering_batches
+from .metrics.groups import score
+from .metrics.inference import answer_batches, answering_batches
 from .runs import Run
 from .sight import Method
 from .vit.model import Input

@@ -23,9 +23,9 @@ from .data.images import Canvas, Sample, decode
 from .data.rows import SPLITS, Rows, fingerprint, read_rows
 from .errors import UserError
 from .localize import RESAMPLES, estimates, in_order, with_truth
-from .metrics import Estimate
-from .overlap import Columns
-from .predict import answering_batches, make_accelerator
+from .metrics.estimates import Estimate
+from .metrics.inference import answering_batches, make_accelerator
+from .metrics.overlap import Columns
 from .screen import watched
 from .side_by_side import FIGURES, LEVELS, PLACES, Attention, Seen, SideBySide, Truth
 from .sight import Sight, cell_share, inside_boxes
@@ -223,8 +223,8 @@ def truth_of(rows: Rows, indices: np.ndarray) -> Truth:
 
 def localize_command(command: Localize) -> SideBySide:
     """What `sightline localize BACKBONE … DATA` asks for; everything that can be wrong is said before the work."""
-    from .assess import make_folder
     from .audit.curves import figure_class
+    from .evaluate import make_folder
 
     names, data = command.backbones_and_data()
     rows = read_rows(data, layout=command.layout, whole=True)
@@ -264,7 +264,7 @@ def spread_over(indices: np.ndarray, count: int) -> np.ndarray:
 
 
 def save(found: SideBySide, folder: Path) -> None:
-    from .assess import as_csv, save_plainly
+    from .evaluate import as_csv, save_plainly
 
     save_plainly(folder / "backbones.json", json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
     lines = found.lines()

@@ -1,146 +1,126 @@
-"""From a method and rows to answers."""
+"""`sightline predict`: answers about pictures that have no labels, and pictures of what was seen of them."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from importlib import import_module
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import gather_object
-from torch import Tensor
+from PIL import Image
 
-from .answers import Answers
-from .data.batches import Batches
-from .data.cache import Cache
-from .data.images import Canvas
-from .data.rows import SPLITS, Rows
+from .audit.maps import as_seen, to_pictures
+from .config import Predict
+from .data.images import find_images, read_image, to_tensor
 from .errors import UserError
-from .screen import watched
-from .sight import Look, Method, Sight, Told
-from .vit.model import Input
+from .evaluate import as_csv, make_folder
+from .intervene import load_corrected
+from .load import Model
+from .metrics.inference import make_accelerator
+from .sight import Sight
 
 
-def make_accelerator(device: str = "auto", precision: str = "fp32") -> Accelerator:
-    """Where to compute: `auto`, `cpu` or `cuda`; and how exactly: `fp32` or `bf16`. Ends the one made before."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine has no GPU that torch can use")
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        # Accelerate keeps the first settings of a Python process for all later ones.
-        AcceleratorState._reset_state(reset_partial_state=True)
-    elif torch.distributed.is_available():
-        # Imported later, by the first model that is wrapped, its functions' defaults would hold the group of processes
-        # for good; then the group's threads outlive Python, and now and then abort.
-        import_module("torch.distributed.nn.functional")
-    return Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bf16" else "no")
+@dataclass(frozen=True)
+class Guesses:
+    """What `predict` says of many pictures."""
+
+    text: str  # CSV or JSON, a line per picture that could be read
+    pictures: int
+    unreadable: int
+    unseen: tuple[Path, ...] = ()  # of which the model saw nothing
 
 
-def needs_masks(method: object) -> bool:
-    return isinstance(method, Told) and method.needs_masks
+def predict_pictures(command: Predict) -> Guesses:
+    """A line per picture: the answer and the probability of every class."""
+    device = make_accelerator(command.device).device
+    correctable = command.intervention and command.mask is None  # a mask takes the place of all that there is
+    model = load_corrected(command.run, str(device), correctable)
+    if command.overlay is not None and sees_everything(model):
+        raise UserError("--overlay: this method sees the whole picture, so there is nothing to draw")
+    paths = find_images(command.images)
+    names = overlay_names(paths, command.images)
+    columns = ["image", "predicted", *(f"p_{name}" for name in model.classes)]
+    lines: list[dict[str, Any]] = []
+    unseen: list[Path] = []
+    for start in range(0, len(paths), command.batch):
+        pictures = read_those_that_can(paths, range(start, min(start + command.batch, len(paths))))
+        if not pictures:
+            continue
+        prediction = model.predict(list(pictures.values()), *filter(None, [command.mask]))
+        for i, shares in zip(pictures, prediction.probabilities.cpu().tolist(), strict=True):
+            values = [str(paths[i]), model.classes[int(np.argmax(shares))], *shares]
+            lines.append(dict(zip(columns, values, strict=True)))
+        seen = prediction.sight.visible(model.expects.size).flatten(1).any(dim=1).tolist()
+        unseen += [paths[i] for i, any_of_it in zip(pictures, seen, strict=True) if not any_of_it]
+        if command.overlay is not None:
+            images = torch.stack([to_tensor(picture, model.expects) for picture in pictures.values()]).to(device)
+            draw_overlays(command.overlay, [names[i] for i in pictures], images, prediction.sight)
+    as_json = command.out is not None and command.out.suffix == ".json"
+    text = json.dumps(lines, indent=1, ensure_ascii=False) + "\n" if as_json else as_csv(columns, lines)
+    return Guesses(text, len(paths), len(paths) - len(lines), tuple(unseen))
 
 
-def shown(method: object, rows: Rows) -> Rows:
-    """The rows with the masks that this method is to be shown, if it is one that is told where to look."""
-    return method.given(rows) if isinstance(method, Told) else rows
-
-
-def sight_for(method: Look, images: Tensor, masks: Tensor | None) -> Sight:
-    """Where it looks, or is told to."""
-    return method.look_at(images, masks) if masks is not None and isinstance(method, Told) else method.look(images)
-
-
-def sight_to_answer(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
-    """The same, but nothing is looked for where the answer is the same whatever the sight."""
-    return sight_for(method, images, masks) if getattr(method, "heeds_sight", True) else Sight.everything(images)
-
-
-def answer(
-    method: Method,
-    rows: Rows,
-    indices: np.ndarray,
-    expects: Input,
-    accelerator: Accelerator,
-    *,
-    batch: int = 64,
-    workers: int = 0,
-    cache: Cache | Path | None = None,
-) -> Answers:
-    """Every process answers its share; all of them get all answers, in the order of `indices`."""
-    rows = shown(method, rows)
-    batches = answering_batches(
-        rows, indices, expects, accelerator, batch=batch, workers=workers, cache=cache, masks=needs_masks(method)
-    )
+def refuse_to_replace(path: Path | None) -> None:
+    """Anything but earlier answers: a slip of the finger would cost somebody's table."""
+    if path is None or not path.is_file() or not path.stat().st_size:
+        return
     try:
-        return answer_batches(method, rows, batches, accelerator)
-    finally:
-        batches.close()
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = json.load(file) if path.suffix == ".json" else [next(csv.reader(file), [])]
+        known = not lines or "predicted" in lines[0]
+    except (OSError, ValueError, LookupError, TypeError, csv.Error):
+        known = False
+    if not known:
+        raise UserError(f"{path}: exists, and does not hold answers of `sightline predict`; choose another --out")
 
 
-def answer_batches(method: Method, rows: Rows, batches: Batches, accelerator: Accelerator) -> Answers:
-    """The same, of batches that are open already and stay open."""
-
-    def logits(images: Tensor, masks: Tensor | None) -> Tensor:
-        return method.judge(images, sight_to_answer(method, images, masks)).logits
-
-    return answers_from(rows, batches.indices, over_batches(logits, batches, accelerator))
-
-
-def answers_from(rows: Rows, order: np.ndarray, logits: np.ndarray) -> Answers:
-    """What these logits [n, C] say of the rows `order`."""
-    splits = {SPLITS[i] for i in np.unique(rows.splits[order])}
-    return Answers.from_logits(
-        [rows.images[i] for i in order],
-        rows.labels[order],
-        logits,
-        rows.classes,
-        None if rows.groups is None else rows.groups[order],
-        rows.group_names,
-        "+".join(sorted(splits)),
-    )
+def sees_everything(model: Model) -> bool:
+    """Told by a blank picture: a method that hides nothing has no patches, pixels or boxes to choose from. One that is
+    not blind has, but sees the rest all the same."""
+    if not getattr(model.method, "blind", True):
+        return True
+    sight = model.predict([Image.new("RGB", model.expects.size[::-1])]).sight
+    cells = 1 if sight.keep is None else sight.keep[0].numel()
+    return cells == 1 and sight.keep_pixels is None and sight.boxes is None
 
 
-def answering_batches(
-    rows: Rows,
-    indices: np.ndarray,
-    expects: Input,
-    accelerator: Accelerator,
-    *,
-    batch: int,
-    workers: int,
-    cache: Cache | Path | None = None,
-    masks: bool = False,
-) -> Batches:
-    """Every row once, as the model expects to see it; this process's share. A folder to `cache` in is that of
-    training, or like it: what is decoded there already is not decoded again."""
-    canvas = Canvas.of(expects)
-    if isinstance(cache, Path):
-        with accelerator.main_process_first():
-            cache = Cache.open(rows, canvas, cache, indices, workers=max(1, workers))
-    return Batches(
-        rows, indices, canvas, max(batch, accelerator.num_processes), shuffle=False, seed=0,
-        workers=workers, cache=cache, rank=accelerator.process_index, world=accelerator.num_processes, masks=masks,
-    )  # fmt: skip
+def read_those_that_can(paths: Sequence[Path], which: Sequence[int]) -> dict[int, Image.Image]:
+    """One damaged picture does not spoil the others: it is named, and left out."""
+    pictures = {}
+    for i in which:
+        try:
+            pictures[i] = read_image(paths[i])
+        except UserError as error:
+            print(f"sightline: {error}", file=sys.stderr)
+    return pictures
 
 
-@torch.no_grad()
-def over_batches(
-    function: Callable[[Tensor, Tensor | None], Tensor], batches: Batches, accelerator: Accelerator
-) -> np.ndarray:
-    """float32 [n, ...]: what `function` makes of every picture (and its mask, where the batches have masks), on every
-    process, in the order of the rows' indices."""
-    mine = []
-    for some in watched(batches.epoch(0), len(batches)):
-        if len(some):
-            some = some.to(accelerator.device)
-            with accelerator.autocast():
-                made = function(some.images.float() / 255, some.masks)
-            mine.append((some.indices, made.float()))  # on the device until the end: it need not wait for each batch
-    parts = gather_object([(indices.cpu().numpy(), made.cpu().numpy()) for indices, made in mine])
-    order = np.concatenate([part[0] for part in parts])
-    back = np.empty(len(order), dtype=np.int64)
-    back[np.argsort(batches.indices, kind="stable")] = np.argsort(order, kind="stable")
-    return np.concatenate([part[1] for part in parts])[back]
+def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
+    """Where each picture's overlay goes: the folders under the given one are kept, and no name is used twice."""
+    names, taken = [], set()
+    folders = [one.parent if one.suffix.lower() == ".csv" else one for one in given]
+    for path in paths:
+        folder = next((one for one in folders if one.is_dir() and path.is_relative_to(one)), path.parent)
+        stem = path.relative_to(folder).with_suffix("")
+        name, number = stem, 1
+        while str(name).lower() in taken:
+            number += 1
+            name = stem.with_name(f"{stem.name}-{number}")
+        taken.add(str(name).lower())
+        names.append(name.with_name(f"{name.name}.png"))
+    return names
+
+
+def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sight: Sight) -> None:
+    """What was seen of each picture."""
+    for name, picture in zip(names, to_pictures(as_seen(images, sight)), strict=True):
+        make_folder((folder / name).parent)
+        try:
+            picture.save(folder / name)
+        except OSError as error:
+            raise UserError(f"{folder / name}: cannot be written ({error.strerror or error})") from error

@@ -19,7 +19,7 @@ from .data.unlabelled import read_pictures
 from .errors import UserError
 from .lessons import Desk, deterministic, refuse_uneven
 from .methods.dino import Dino, geometry
-from .predict import make_accelerator
+from .metrics.inference import make_accelerator
 from .screen import print_notes
 from .train import begin_together, fit
 from .vit.backbones import own_vit

@@ -21,7 +21,7 @@ from .export import certificate_of, discs, intervention_of, pictures_of
 from .fingerprints import weights_sha256
 from .interventions import FILE as INTERVENTION
 from .load import HUB, Model, load
-from .predict import needs_masks
+from .metrics.inference import needs_masks
 
 LOADED = ("run.json", "best.safetensors", INTERVENTION, "metrics.json", "localization.json")
 ONNX = ("onnx/model.onnx", "onnx/model.json")

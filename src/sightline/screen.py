@@ -55,8 +55,8 @@ def show_metrics(folder: Path, split: str) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from .cost import Cost
-    from .metrics import Metrics, read_metrics
+    from .metrics.cost import Cost
+    from .metrics.estimates import Metrics, read_metrics
     from .runs import read_run
 
     content = read_metrics(folder / "metrics.json")

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .answers import Answers
 from .errors import UserError
-from .evaluate import Cells, Parts, score
-from .intervals import TAIL, areas, resample
 from .interventions import Intervention
-from .metrics import Estimate
+from .metrics.estimates import Estimate
+from .metrics.groups import Cells, Parts, score
+from .metrics.intervals import TAIL, areas, resample
+from .metrics.predictions import Answers
 
 if TYPE_CHECKING:
     from rich.console import Console

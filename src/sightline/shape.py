@@ -16,14 +16,14 @@ import numpy as np
 from accelerate import Accelerator
 from torch import Tensor
 
-from .answers import Answers
 from .data.rows import Rows
 from .errors import UserError
-from .evaluate import score
 from .localize import figures_before
-from .metrics import Estimate, Metrics
-from .overlap import patch_grid
-from .predict import answering_batches, needs_masks, over_batches, shown, sight_for
+from .metrics.estimates import Estimate, Metrics
+from .metrics.groups import score
+from .metrics.inference import answering_batches, needs_masks, over_batches, shown, sight_for
+from .metrics.overlap import patch_grid
+from .metrics.predictions import Answers
 from .sight import Look, cell_share
 from .vit.model import Input
 from .what.probe import Linear, tune_logistic
@@ -112,7 +112,7 @@ def shape_run(command: Shape, seen: dict[str, np.ndarray] | None = None) -> tupl
 
     `seen` are its shapes by split, where they are known from another call; those that are not are put there.
     """
-    from .assess import data_asked_for, folder_for, make_folder, measure, opened, save_plainly
+    from .evaluate import data_asked_for, folder_for, make_folder, measure, opened, save_plainly
 
     accelerator, model = opened(command.run, command.device, intervention=command.intervention)
     asked = data_asked_for(command, model.run)

@@ -130,7 +130,7 @@ def shares_html(one: Answer) -> str:
 
 def model_html(model: Model) -> str:
     """What it is, and every group with its interval."""
-    from .metrics import Metrics, read_metrics
+    from .metrics.estimates import Metrics, read_metrics
 
     facts = model.run.facts
     title = f"<b>{escape(facts['method'])}</b>, trained on {escape(facts['data']['name'])}"

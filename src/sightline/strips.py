@@ -69,7 +69,7 @@ def shrunk(images: Tensor, most: int = MOST_PIXELS) -> Tensor:
 
 def write_left_out(run: Path, measured: dict[str, Any]) -> Path:
     """What `intervene --find` measured and drew, in one file to be opened: the table, and its pictures."""
-    from .assess import save_plainly
+    from .evaluate import save_plainly
     from .intervene import SEARCH_FILE
 
     path = run / SEARCH_FILE.parent / "index.html"
@@ -110,7 +110,7 @@ class Drawn:
 
 def draw(command: Strips) -> Drawn:
     """The pictures asked for, of every run, as PNG files and on one page."""
-    from .assess import make_folder, save_plainly
+    from .evaluate import make_folder, save_plainly
 
     runs, data = command.runs_and_data
     sections: dict[str, Section] = {}

@@ -20,7 +20,7 @@ from .data.unlabelled import table_of
 from .errors import UserError
 from .intervene import load_corrected
 from .methods.pair import Pair
-from .predict import needs_masks
+from .metrics.inference import needs_masks
 from .sight import Sight, Told
 from .vit.model import Input, ViT
 from .vit.weights import load_backbone

@@ -20,9 +20,9 @@ from torch import Tensor
 from .data.imagenet import SI_SCORE_FOLDERS, imagenet_classes, objectnet_answers
 from .data.rows import Rows, read_rows
 from .errors import UserError
-from .intervals import wilson
-from .metrics import Estimate
-from .predict import answering_batches, needs_masks, over_batches, sight_to_answer
+from .metrics.estimates import Estimate
+from .metrics.inference import answering_batches, needs_masks, over_batches, sight_to_answer
+from .metrics.intervals import wilson
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -105,7 +105,7 @@ def sets_in(folder: Path) -> dict[str, Path]:
 
 def run_suite(command: Suite) -> tuple[Suited, Path]:
     """A trained model on every set that is there, and the folder with what came of it."""
-    from .assess import make_folder, opened, save_plainly
+    from .evaluate import make_folder, opened, save_plainly
 
     assert command.suite is not None
     if command.suite_folder is None:
@@ -185,7 +185,7 @@ def share(right: np.ndarray) -> Estimate:
 
 def save_answers(path: Path, rows: Rows, best: np.ndarray) -> None:
     """Without 1,000 probabilities each, which nothing here needs."""
-    from .assess import as_csv, save_plainly
+    from .evaluate import as_csv, save_plainly
 
     columns = ["image", "label", "predicted", "top5", "predicted_of_its_classes"]
     lines = []

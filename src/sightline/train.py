@@ -33,7 +33,6 @@ from .data.augment import Augment
 from .data.batches import Batches
 from .data.rows import Rows, read_rows
 from .errors import UserError
-from .evaluate import evaluate
 from .lessons import (
     Desk,
     Learner,
@@ -51,7 +50,8 @@ from .lessons import (
     view,
 )
 from .methods import maker_of
-from .predict import answer_batches, make_accelerator, needs_masks, shown
+from .metrics.groups import evaluate
+from .metrics.inference import answer_batches, make_accelerator, needs_masks, shown
 from .progress import Progress, Speed, stopping_between_steps
 from .runs import Run, begin, read_run, train_counts
 from .sight import Method

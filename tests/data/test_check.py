@@ -16,7 +16,7 @@ from PIL import Image
 from sightline.data.check import Report, check, cramers_v
 from sightline.data.rows import Rows, name_groups, read_rows
 from sightline.data.toy import make_toy
-from sightline.evaluate import wilson
+from sightline.metrics.groups import wilson
 from tests.conftest import shared
 
 

@@ -13,17 +13,17 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..assess import Asked, data_asked_for, opened, with_classes_of
 from ..config import Audit
 from ..data.batches import Batch, Batches, OnTheWay
 from ..data.images import Canvas, decode
 from ..data.rows import Rows
 from ..errors import UserError
+from ..evaluate import Asked, data_asked_for, opened, with_classes_of
 from ..intervene import announce, kept, only_names, with_kept
 from ..interventions import Intervention
 from ..load import Model
 from ..methods.pdiscoformer import PartLearner
-from ..predict import answering_batches, needs_masks, shown, sight_for
+from ..metrics.inference import answering_batches, needs_masks, shown, sight_for
 from ..screen import bar
 from ..sight import Method, Sight
 from .other_masks import with_other_masks

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
-from ..metrics import Estimate
+from ..metrics.estimates import Estimate
 from .perturbation import mean_over
 
 MOST_NAMED = 30  # classes that are named in the picture: the most helped and the most harmed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 
 if TYPE_CHECKING:
-    from ..metrics import Estimate
+    from ..metrics.estimates import Estimate
     from ..side_by_side import Attention, SideBySide
 
 BARS = "; bars: 95 % intervals"

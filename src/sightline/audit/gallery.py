@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..answers import NO_CLASS
 from ..interventions import Intervention
+from ..metrics.predictions import NO_CLASS
 from .case import Case, hides
 from .maps import to_pictures
 from .survey import Survey, part_of_pixels

@@ -12,7 +12,7 @@ from .curves import figure_class
 
 if TYPE_CHECKING:
     from ..matrix.scaling import Curve
-    from ..metrics import Estimate
+    from ..metrics.estimates import Estimate
 
 COLOURS = "viridis"
 WIDE, HIGH = 1.75, 0.8  # inches of a square

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.rows import Rows
 from ..errors import UserError
-from ..predict import answering_batches, needs_masks, over_batches, shown, sight_to_answer
+from ..metrics.inference import answering_batches, needs_masks, over_batches, shown, sight_to_answer
 from ..sight import Method
 from ..vit.model import Input
 

@@ -14,11 +14,11 @@ from ..config import Audit, Stress
 from ..data.rows import Rows
 from ..errors import UserError
 from ..load import Model
-from ..predict import needs_masks
+from ..metrics.inference import needs_masks
 from ..screen import bar
 
 if TYPE_CHECKING:
-    from ..assess import Asked
+    from ..evaluate import Asked
 
 
 def with_other_masks(

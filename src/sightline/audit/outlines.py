@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..evaluate import RESAMPLES
-from ..intervals import MOST_DRAWN, TAIL
-from ..metrics import Estimate
-from ..overlap import map_columns
+from ..metrics.estimates import Estimate
+from ..metrics.groups import RESAMPLES
+from ..metrics.intervals import MOST_DRAWN, TAIL
+from ..metrics.overlap import map_columns
 from .perturbation import at_pixels, mean_over
 
 PER_PICTURE = ("accuracy", "precision", "mass", "hit")

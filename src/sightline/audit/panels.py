@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import UserError
-from ..metrics import Estimate
+from ..metrics.estimates import Estimate
 from ..search import WORDS
 from .gallery import css_colour, faded
 from .maps import as_seen, lit, to_pictures, with_parts

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..evaluate import RESAMPLES
-from ..intervals import TAIL, resample
-from ..metrics import Estimate
-from ..predict import sight_for, sight_to_answer
+from ..metrics.estimates import Estimate
+from ..metrics.groups import RESAMPLES
+from ..metrics.inference import sight_for, sight_to_answer
+from ..metrics.intervals import TAIL, resample
 from ..sight import Method, Sight, cell_share
 
 SHARES = tuple(k / 10 for k in range(1, 10))
@@ -63,7 +63,7 @@ def map_of_sight(sight: Sight, size: Size) -> Tensor | None:
         return sight.keep.float()
     if sight.keep_pixels is None and sight.boxes is None:
         return None
-    from ..overlap import patch_grid
+    from ..metrics.overlap import patch_grid
 
     return cell_share(sight.visible(size), patch_grid(sight, {}, size))
 
@@ -116,7 +116,7 @@ def perturbed(
 
     Of a map that is of a class there are two: of the class that a picture is taken for, and of the true one.
     """
-    from ..overlap import patch_grid
+    from ..metrics.overlap import patch_grid
 
     sight = sight_for(method, images, told)
     first, maps = predicted(method, images, told), {}

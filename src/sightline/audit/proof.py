@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..data.images import Canvas, decode
 from ..leaks import Leak, find_leak
-from ..predict import sight_for
+from ..metrics.inference import sight_for
 from ..sight import Sight
 from ..verify import Certificate, verify
 from ..vit.model import ViT

@@ -15,16 +15,16 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 from torch import nn
 
-from ..assess import make_folder, measure
 from ..config import Audit
 from ..errors import UserError
-from ..evaluate import evaluate, score
+from ..evaluate import make_folder, measure
 from ..fingerprints import weights_sha256
 from ..intervene import SEARCH_FILE
 from ..localize import FIGURES, MAP_FIGURES, Localization, figures_before, localize
-from ..metrics import FIGURES as NAMES
-from ..metrics import Estimate, Metrics
-from ..predict import over_batches, sight_for
+from ..metrics.estimates import FIGURES as NAMES
+from ..metrics.estimates import Estimate, Metrics
+from ..metrics.groups import evaluate, score
+from ..metrics.inference import over_batches, sight_for
 from ..screen import bar, make_way, write
 from ..search import WORDS, objective_of
 from ..shape import FromShape, label_from_shape
@@ -267,7 +267,7 @@ def shape_of_sight(case: Case, found: Survey) -> FromShape:
     labels = rows.labels[rows.where("train")]
     if min(np.bincount(labels, minlength=2)[np.unique(rows.labels)], default=0) < FEWEST or not len(rows.where("val")):
         raise UserError(f"a probe needs at least {FEWEST} training pictures of every class, and validation pictures")
-    from ..overlap import patch_grid
+    from ..metrics.overlap import patch_grid
 
     def shape(images, masks):
         sight, size = sight_for(case.method, images, masks), tuple(images.shape[2:])

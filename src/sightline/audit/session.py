@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..assess import data_asked_for, opened, with_classes_of
 from ..config import Evaluate
 from ..data.images import Canvas, Placement, decode, read_image
 from ..errors import UserError
-from ..evaluate import evaluate
+from ..evaluate import data_asked_for, opened, with_classes_of
 from ..intervene import Looked, calibrate, calibrated, keep, kept, told
 from ..interventions import FILE, Intervention, Sketch
 from ..methods.pdiscoformer import PartLearner
-from ..predict import answering_batches, needs_masks, shown
+from ..metrics.groups import evaluate
+from ..metrics.inference import answering_batches, needs_masks, shown
 from ..search import differences, gained, objective_of
 from ..sight import Prediction, Sight, Told
 from .turns import InTurns, Progress, Turns
@@ -39,13 +39,13 @@ from .turns import InTurns, Progress, Turns
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from ..answers import Answers
-    from ..assess import Asked
     from ..config import App
     from ..data.batches import Batches
+    from ..evaluate import Asked
     from ..load import Model
     from ..methods.pdiscoformer import Found
-    from ..metrics import Estimate
+    from ..metrics.estimates import Estimate
+    from ..metrics.predictions import Answers
 
 MOST_LOOKS = 32  # pictures whose first stage is remembered, for all users together
 MOST_EFFECTS = 32

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from ..metrics import Estimate
+from ..metrics.estimates import Estimate
 from .maps import to_pictures
 
 GAP = 8

@@ -16,16 +16,16 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from ..assess import data_asked_for, folder_for, opened, with_classes_of
 from ..config import Stress
 from ..data.batches import Batch
 from ..data.rows import Rows
 from ..errors import UserError
+from ..evaluate import data_asked_for, folder_for, opened, with_classes_of
 from ..fingerprints import weights_sha256
 from ..load import Model
 from ..localize import figures_before
-from ..metrics import Estimate
-from ..predict import answering_batches, needs_masks, shown, sight_for
+from ..metrics.estimates import Estimate
+from ..metrics.inference import answering_batches, needs_masks, shown, sight_for
 from ..screen import bar
 from ..sight import Sight
 from .maps import as_seen
@@ -229,7 +229,7 @@ def maps_there(bench: Bench, images: Tensor, told: Tensor | None) -> list[str]:
 def just_maps(
     bench: Bench, images: Tensor, told: Tensor | None, names: Sequence[str], random: Any
 ) -> dict[str, Tensor]:
-    from ..overlap import patch_grid
+    from ..metrics.overlap import patch_grid
 
     method, maps = bench.model.method, {}
     sight = sight_for(method, images, told)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..assess import as_csv, make_folder, same_change, save_plainly
+from ..evaluate import as_csv, make_folder, same_change, save_plainly
 from .maps import sheet
 from .outlines import PER_PICTURE
 from .stressed import Stressed, draw

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..metrics import Estimate
+from ..metrics.estimates import Estimate
 from .outlines import FIGURES
 from .perturbation import DIRECTIONS, RANDOM, SHARES, Curve, in_words
 from .subsets import Subsets

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..metrics import Estimate
-from ..predict import sight_to_answer
+from ..metrics.estimates import Estimate
+from ..metrics.inference import sight_to_answer
 from ..sight import Method
 from .perturbation import mean_over
 

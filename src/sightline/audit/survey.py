@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..answers import Answers
-from ..intervals import wilson
 from ..intervene import Looked, calibrate
 from ..interventions import Intervention
 from ..methods.pdiscoformer import Found
-from ..metrics import Estimate
-from ..predict import answers_from, over_batches, sight_for
+from ..metrics.estimates import Estimate
+from ..metrics.inference import answers_from, over_batches, sight_for
+from ..metrics.intervals import wilson
+from ..metrics.predictions import Answers
 from ..search import differences, gained, next_steps, objective_of
 from ..sight import Sight
 from .case import Case, few
@@ -110,7 +110,7 @@ class LeftOut:
 
 
 def left_out(found: Survey, seed: int = 0) -> list[LeftOut]:
-    from ..evaluate import score
+    from ..metrics.groups import score
     from .swaps import difference
 
     objective = objective_of(found.answers, None)

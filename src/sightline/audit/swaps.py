@@ -19,14 +19,14 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..answers import Answers
 from ..data.rows import Rows, attribute_of
 from ..errors import UserError
-from ..evaluate import Cells
-from ..intervals import TAIL, resample, wilson
 from ..localize import with_truth
-from ..metrics import Estimate
-from ..predict import answering_batches, answers_from, needs_masks, shown, sight_for, sight_to_answer
+from ..metrics.estimates import Estimate
+from ..metrics.groups import Cells
+from ..metrics.inference import answering_batches, answers_from, needs_masks, shown, sight_for, sight_to_answer
+from ..metrics.intervals import TAIL, resample, wilson
+from ..metrics.predictions import Answers
 from ..sight import Method
 from ..vit.model import Input
 

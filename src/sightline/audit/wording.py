@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..evaluate import evaluate
-from ..metrics import Estimate, Metrics
+from ..metrics.estimates import Estimate, Metrics
+from ..metrics.groups import evaluate
 from .swaps import Swaps
 
 CONDITIONS = {

@@ -10,7 +10,7 @@ from ..screen import counted, fail, is_main_process, make_way, print_notes, show
 
 
 def evaluate(command: Evaluate) -> int:
-    from ..assess import assess
+    from ..evaluate import assess
 
     folder = assess(command)
     if is_main_process():
@@ -121,7 +121,7 @@ def stress(command: Stress) -> int:
 
 
 def predict(command: Predict) -> int:
-    from ..guesses import predict_pictures, refuse_to_replace
+    from ..predict import predict_pictures, refuse_to_replace
 
     make_way(command.out)
     refuse_to_replace(command.out)
@@ -144,7 +144,7 @@ def compare(command: Compare) -> int:
 
     from rich.console import Console
 
-    from ..assess import compare_runs
+    from ..evaluate import compare_runs
 
     make_way(command.out)
     make_way(command.classes)

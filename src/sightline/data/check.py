@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..evaluate import wilson
+from ..metrics.groups import wilson
 from .rows import SPLITS, Rows, attribute_of, group_table
 from .stamps import file_stamps
 from .table import first_of

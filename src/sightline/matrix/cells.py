@@ -9,7 +9,7 @@ from typing import Any
 
 from ..checkpoint import cannot_write
 from ..errors import UserError
-from ..metrics import Estimate, Metrics
+from ..metrics.estimates import Estimate, Metrics
 from .words import Word
 
 

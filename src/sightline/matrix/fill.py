@@ -9,13 +9,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from ..assess import make_folder, save_plainly
 from ..config.matrix import Matrix
 from ..data.rows import Rows, fingerprint, read_rows
 from ..errors import UserError
-from ..evaluate import evaluate
+from ..evaluate import make_folder, save_plainly
 from ..lessons import refuse_nothing_to_tell
-from ..predict import make_accelerator
+from ..metrics.groups import evaluate
+from ..metrics.inference import make_accelerator
 from ..runs import about, versions
 from .bench import Bench, short_print
 from .cells import Cell, add_cell, read_cells

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..answers import Answers
 from ..compare import compare, verdict
 from ..config.matrix import Matrix
 from ..data.rows import Rows, fingerprint
-from ..metrics import Estimate
+from ..metrics.estimates import Estimate
+from ..metrics.predictions import Answers
 from .cells import Cell
 from .scaling import WHICHEVER, Curve, curves
 from .words import Word

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..metrics import Estimate
+from ..metrics.estimates import Estimate
 from .cells import Cell
 from .words import Word, attention_of
 

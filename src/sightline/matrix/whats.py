@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..answers import Answers
 from ..config import Dfr, EarlyMask, Erm, Probe, Train
 from ..data.images import Canvas
 from ..data.rows import TRAIN
 from ..errors import UserError
-from ..evaluate import score
 from ..fingerprints import weights_sha256
 from ..methods.dfr import fit_dfr
 from ..methods.erm import open_backbone
 from ..methods.probe import fit_probe, seen_at_once
-from ..predict import answers_from
+from ..metrics.groups import score
+from ..metrics.inference import answers_from
+from ..metrics.predictions import Answers
 from ..sight import Sight
 from ..vit.model import Input, ViT
 from ..vit.weights import HEAD

@@ -21,7 +21,7 @@ from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..methods.a2 import Crops, heads_of, refuse_crowds, refuse_layer
 from ..methods.given_mask import from_anywhere, masks_there, saliency
-from ..predict import make_accelerator
+from ..metrics.inference import make_accelerator
 from ..sight import Look, Sight
 from ..vit.model import Input
 from ..vit.weights import HEAD, load_backbone

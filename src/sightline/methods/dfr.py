@@ -12,8 +12,8 @@ from torch import nn
 
 from ..config import A2Dfr, Dfr
 from ..errors import UserError
-from ..evaluate import score
-from ..predict import answers_from
+from ..metrics.groups import score
+from ..metrics.inference import answers_from
 from ..vit.model import Input
 from ..what.dfr import choices, refit, set_aside, tune
 from ..what.probe import Linear

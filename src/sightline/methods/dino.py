@@ -25,8 +25,8 @@ from ..data.crops import MultiCrop
 from ..data.images import Canvas
 from ..errors import UserError
 from ..lessons import Group, Learner, Lesson, open_cache
-from ..overlap import map_columns
-from ..predict import answering_batches
+from ..metrics.inference import answering_batches
+from ..metrics.overlap import map_columns
 from ..together import from_all_processes, over_processes, processes
 from ..vit.model import ViT, ViTConfig
 from ..vit.weights import save_backbone

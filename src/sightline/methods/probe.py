@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ..checkpoint import save_tensors
 from ..config import S2, Probe
 from ..errors import UserError
-from ..evaluate import score
-from ..predict import answers_from
+from ..metrics.groups import score
+from ..metrics.inference import answers_from
 from ..sight import Sight
 from ..vit.model import Input, ViT, ViTConfig
 from ..what.features import cls_features, kept_features

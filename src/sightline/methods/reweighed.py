@@ -17,7 +17,7 @@ from ..checkpoint import load_tensors, under
 from ..config.reweighing import Cvar, Groupdro, Jtt, Lff
 from ..errors import UserError
 from ..lessons import Desk, Group, Lesson, exam_batches
-from ..predict import answer_batches
+from ..metrics.inference import answer_batches
 from ..runs import Run, config_of, read_run
 from ..together import processes
 from ..vit.model import Input, ViT, ViTConfig

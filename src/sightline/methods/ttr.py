@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..config import Ttr
 from ..errors import UserError
-from ..predict import answering_batches, over_batches
+from ..metrics.inference import answering_batches, over_batches
 from ..sight import Prediction, Sight
 from ..vit.model import Input, ViT, ViTConfig
 from ..what.zeroshot import ZeroShot, projected

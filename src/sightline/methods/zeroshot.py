@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..checkpoint import save_tensors
 from ..config import A2Zs, Train, Ttr, Zs
 from ..errors import UserError
-from ..evaluate import score
-from ..predict import answers_from
+from ..metrics.groups import score
+from ..metrics.inference import answers_from
 from ..sight import Look, Sight
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import load_backbone

@@ -18,7 +18,7 @@ from ..data.images import Canvas
 from ..data.rows import Rows
 from ..errors import UserError
 from ..fingerprints import weights_sha256
-from ..predict import answering_batches, over_batches
+from ..metrics.inference import answering_batches, over_batches
 from ..vit.model import Input, ViT
 
 FORMAT = 2

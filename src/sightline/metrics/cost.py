@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from .data.images import Canvas, decode
-from .predict import needs_masks, shown, sight_to_answer
-from .sight import Method
+from ..data.images import Canvas, decode
+from ..sight import Method
+from .inference import needs_masks, shown, sight_to_answer
 
 if TYPE_CHECKING:
-    from .data.rows import Rows
-    from .vit.model import Input
+    from ..data.rows import Rows
+    from ..vit.model import Input
 
 PICTURES = 16
 

@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from .metrics import Estimate
+from .estimates import Estimate
 
 TAIL = 0.025  # beyond each end of an interval
 MOST_DRAWN = 4_000_000  # numbers at once, for memory's sake

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .data.batches import Batch
+from ..data.batches import Batch
+from ..sight import Sight, cell_share
 from .keypoints import Places, contingency, dense_parts, parts_at
-from .sight import Sight, cell_share
 
 PATCH = 16  # the side of a patch, for what looks at pixels alone
 Columns = dict[str, np.ndarray]  # per figure [n, c]: what is added up over images to get it

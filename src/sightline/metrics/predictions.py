@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import UserError
+from ..errors import UserError
 
 NO_CLASS = -1  # predicted: none of the classes, so wrong whatever the label
 NEEDED = ("image", "label", "predicted")

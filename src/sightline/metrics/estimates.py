@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import UserError
+from ..errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,0 +1,146 @@
+"""From a method and rows to answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from ..data.batches import Batches
+from ..data.cache import Cache
+from ..data.images import Canvas
+from ..data.rows import SPLITS, Rows
+from ..errors import UserError
+from ..screen import watched
+from ..sight import Look, Method, Sight, Told
+from ..vit.model import Input
+from .predictions import Answers
+
+
+def make_accelerator(device: str = "auto", precision: str = "fp32") -> Accelerator:
+    """Where to compute: `auto`, `cpu` or `cuda`; and how exactly: `fp32` or `bf16`. Ends the one made before."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: this machine has no GPU that torch can use")
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        # Accelerate keeps the first settings of a Python process for all later ones.
+        AcceleratorState._reset_state(reset_partial_state=True)
+    elif torch.distributed.is_available():
+        # Imported later, by the first model that is wrapped, its functions' defaults would hold the group of processes
+        # for good; then the group's threads outlive Python, and now and then abort.
+        import_module("torch.distributed.nn.functional")
+    return Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bf16" else "no")
+
+
+def needs_masks(method: object) -> bool:
+    return isinstance(method, Told) and method.needs_masks
+
+
+def shown(method: object, rows: Rows) -> Rows:
+    """The rows with the masks that this method is to be shown, if it is one that is told where to look."""
+    return method.given(rows) if isinstance(method, Told) else rows
+
+
+def sight_for(method: Look, images: Tensor, masks: Tensor | None) -> Sight:
+    """Where it looks, or is told to."""
+    return method.look_at(images, masks) if masks is not None and isinstance(method, Told) else method.look(images)
+
+
+def sight_to_answer(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
+    """The same, but nothing is looked for where the answer is the same whatever the sight."""
+    return sight_for(method, images, masks) if getattr(method, "heeds_sight", True) else Sight.everything(images)
+
+
+def answer(
+    method: Method,
+    rows: Rows,
+    indices: np.ndarray,
+    expects: Input,
+    accelerator: Accelerator,
+    *,
+    batch: int = 64,
+    workers: int = 0,
+    cache: Cache | Path | None = None,
+) -> Answers:
+    """Every process answers its share; all of them get all answers, in the order of `indices`."""
+    rows = shown(method, rows)
+    batches = answering_batches(
+        rows, indices, expects, accelerator, batch=batch, workers=workers, cache=cache, masks=needs_masks(method)
+    )
+    try:
+        return answer_batches(method, rows, batches, accelerator)
+    finally:
+        batches.close()
+
+
+def answer_batches(method: Method, rows: Rows, batches: Batches, accelerator: Accelerator) -> Answers:
+    """The same, of batches that are open already and stay open."""
+
+    def logits(images: Tensor, masks: Tensor | None) -> Tensor:
+        return method.judge(images, sight_to_answer(method, images, masks)).logits
+
+    return answers_from(rows, batches.indices, over_batches(logits, batches, accelerator))
+
+
+def answers_from(rows: Rows, order: np.ndarray, logits: np.ndarray) -> Answers:
+    """What these logits [n, C] say of the rows `order`."""
+    splits = {SPLITS[i] for i in np.unique(rows.splits[order])}
+    return Answers.from_logits(
+        [rows.images[i] for i in order],
+        rows.labels[order],
+        logits,
+        rows.classes,
+        None if rows.groups is None else rows.groups[order],
+        rows.group_names,
+        "+".join(sorted(splits)),
+    )
+
+
+def answering_batches(
+    rows: Rows,
+    indices: np.ndarray,
+    expects: Input,
+    accelerator: Accelerator,
+    *,
+    batch: int,
+    workers: int,
+    cache: Cache | Path | None = None,
+    masks: bool = False,
+) -> Batches:
+    """Every row once, as the model expects to see it; this process's share. A folder to `cache` in is that of
+    training, or like it: what is decoded there already is not decoded again."""
+    canvas = Canvas.of(expects)
+    if isinstance(cache, Path):
+        with accelerator.main_process_first():
+            cache = Cache.open(rows, canvas, cache, indices, workers=max(1, workers))
+    return Batches(
+        rows, indices, canvas, max(batch, accelerator.num_processes), shuffle=False, seed=0,
+        workers=workers, cache=cache, rank=accelerator.process_index, world=accelerator.num_processes, masks=masks,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def over_batches(
+    function: Callable[[Tensor, Tensor | None], Tensor], batches: Batches, accelerator: Accelerator
+) -> np.ndarray:
+    """float32 [n, ...]: what `function` makes of every picture (and its mask, where the batches have masks), on every
+    process, in the order of the rows' indices."""
+    mine = []
+    for some in watched(batches.epoch(0), len(batches)):
+        if len(some):
+            some = some.to(accelerator.device)
+            with accelerator.autocast():
+                made = function(some.images.float() / 255, some.masks)
+            mine.append((some.indices, made.float()))  # on the device until the end: it need not wait for each batch
+    parts = gather_object([(indices.cpu().numpy(), made.cpu().numpy()) for indices, made in mine])
+    order = np.concatenate([part[0] for part in parts])
+    back = np.empty(len(order), dtype=np.int64)
+    back[np.argsort(batches.indices, kind="stable")] = np.argsort(order, kind="stable")
+    return np.concatenate([part[1] for part in parts])[back]
