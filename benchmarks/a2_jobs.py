@@ -62,7 +62,7 @@ def do(setting: Setting, row: Row, look: dict[str, Any] | None = None) -> dict[s
     about = row.about
     if (setting.folder(row) / "metrics.json").exists():
         from sightline.metrics.estimates import Metrics, read_metrics
-        from sightline.runs import read_run
+        from sightline.training.run_folder import read_run
 
         read_run(setting.folder(row)).note(benchmark={"row": row.name, "line": row.line, "look": look})
         (setting.folder(row) / "best.safetensors").unlink(missing_ok=True)  # it would fill the disk
@@ -193,11 +193,11 @@ class ToldPair(nn.Module):
 
 def oracle(setting: Setting, row: Row) -> None:
     """A² with true masks for attention, made worse step by step: what better looking is worth, all else being equal."""
-    from sightline.lessons import Desk
     from sightline.methods.erm import note_backbone, open_backbone
     from sightline.methods.probe import fit_probe, keep_fitted, seen_at_once, set_head
     from sightline.metrics.inference import answering_batches, make_accelerator, over_batches
     from sightline.train import begin_together, conclude
+    from sightline.training.context import Desk
     from sightline.what.probe import BoxProbe
 
     words = shlex.split(row.line)

@@ -164,8 +164,8 @@ def command_of(config: Interventions, row: Row) -> Any:
 def do(config: Interventions, row: Row) -> dict[str, Any]:
     """Train and measure what is lacking; what came of it, in a line."""
     from interventions_measure import How, is_measured, measure
-    from sightline.runs import read_run
     from sightline.train import train
+    from sightline.training.run_folder import read_run
 
     began, path = time.perf_counter(), folder(config, row)
     with contextlib.redirect_stdout(sys.stderr):

@@ -33,12 +33,12 @@ from sightline.config import Ifam
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import fingerprint, read_rows
 from sightline.data.toy import Toy, make_toy
-from sightline.lessons import Lesson, When
 from sightline.methods.erm import Classifier
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import How, selector
 from sightline.metrics.cost import cost
 from sightline.sight import Prediction, Sight, cell_share
+from sightline.training.context import Lesson, When
 from sightline.vit.weights import load_backbone
 from sightline.where.fine import Fine, fine_share
 

@@ -31,14 +31,14 @@ from sightline.config import Erm, Pretrain
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import Rows, read_rows
 from sightline.data.toyset import write_toy
-from sightline.lessons import Desk, When
 from sightline.load import load
 from sightline.methods.dino import mass_and_hit, nearest_neighbours, patch_attention
 from sightline.metrics.inference import make_accelerator
 from sightline.metrics.intervals import wilson
 from sightline.pretrain import new_learner, pretrain
-from sightline.runs import begin
 from sightline.train import now, set_up, take_step, teach, train
+from sightline.training.context import Desk, When
+from sightline.training.run_folder import begin
 from sightline.vit.model import ViT
 from sightline.vit.weights import load_backbone, save_backbone
 

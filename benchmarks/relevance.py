@@ -52,7 +52,7 @@ from sightline.errors import UserError
 from waterbirds_rows import folder_of
 
 if TYPE_CHECKING:
-    from sightline.runs import Run
+    from sightline.training.run_folder import Run
 
 SETS = ("birds", "cub", "si", "imagenet")
 FROM_A_METHOD = {"robustvit": "RobustViT", "rrr": "RRR", "gradmask": "GradMask"}
@@ -192,8 +192,8 @@ def do(setting: Setting, row: Row, note: dict[str, Any] | None = None) -> dict[s
     """Train and measure what is lacking; what came of it, in a line. `note` says how its rate was chosen."""
     from sightline.audit.stress import stress
     from sightline.config import Stress
-    from sightline.runs import read_run
     from sightline.train import train
+    from sightline.training.run_folder import read_run
 
     began, folder, config = time.perf_counter(), setting.folder(row), setting.config
     with contextlib.redirect_stdout(sys.stderr):

@@ -36,7 +36,7 @@ from sightline.load import Model
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import How, selector
 from sightline.metrics.inference import make_accelerator
-from sightline.runs import Run
+from sightline.training.run_folder import Run
 from sightline.vit.weights import load_backbone
 
 PARTS, SIDE, COVERAGE = 8, 224, 0.25

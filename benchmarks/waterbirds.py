@@ -182,8 +182,8 @@ def is_to_be_done(config: Waterbirds, row: str, seed: int) -> bool:
 
 def one(config: Waterbirds, row: str, seed: int) -> dict[str, Any]:
     """Train, see where it looks, what the shape of that tells, and that it sees nothing else; only what is lacking."""
-    from sightline.runs import read_run
     from sightline.train import train
+    from sightline.training.run_folder import read_run
 
     folder, method = folder_of(config.runs, row, seed), method_of(table_of_rows(config)[row])
     seconds, problems = defaultdict(float), []

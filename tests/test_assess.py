@@ -18,7 +18,7 @@ from sightline.methods.given_mask import Given, GivenMask
 from sightline.methods.ifam import IFam, predictor
 from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
 from sightline.predict import sees_everything
-from sightline.runs import Run
+from sightline.training.run_folder import Run
 from sightline.vit.model import Input
 from sightline.what.pool import LateMask
 

@@ -26,7 +26,7 @@ from sightline.load import load
 from sightline.metrics.estimates import Estimate, Metrics
 from sightline.metrics.inference import answer, make_accelerator
 from sightline.metrics.predictions import Answers
-from sightline.runs import read_run
+from sightline.training.run_folder import read_run
 
 from .commands import QUICK, SMALL, typed
 from .training import table

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from sightline.config import Pretrain
 from sightline.data.batches import Batch
 from sightline.data.toy import make_toy
-from sightline.lessons import When
 from sightline.methods.dino import (
     Dino,
     geometry,
@@ -22,6 +21,7 @@ from sightline.methods.dino import (
     self_distillation,
     sinkhorn,
 )
+from sightline.training.context import When
 from sightline.vit.model import ViT, ViTConfig
 
 from .conftest import small_vit

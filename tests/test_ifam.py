@@ -9,10 +9,10 @@ import tyro
 
 from sightline.config import Ifam, Pdiscoformer, Shaping
 from sightline.data.augment import Affine
-from sightline.lessons import Lesson, When
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import Draws, How, PDiscoFormer, selector
 from sightline.sight import Sight
+from sightline.training.context import Lesson, When
 from sightline.verify import verify
 
 from .conftest import small_vit

@@ -15,11 +15,11 @@ import torch
 from sightline.config import Ifam, Shaping
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
-from sightline.lessons import When
 from sightline.load import load
 from sightline.methods.pdiscoformer import refuse_hopeless_parts
 from sightline.metrics.inference import make_accelerator
 from sightline.train import cosine, set_rate, train
+from sightline.training.context import When
 from sightline.vit.model import Block, ViT
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.where import parts as parts_file

@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.checkpoint import load_tensors, save_tensors
 from sightline.config import Ifam, Intervene, Pdiscoformer
 from sightline.correcting import Bench
 from sightline.intervene import Intervened, intervened, with_kept
@@ -19,6 +18,7 @@ from sightline.interventions import Intervention
 from sightline.load import load
 from sightline.search import next_steps
 from sightline.train import train
+from sightline.training.checkpoint import load_tensors, save_tensors
 from sightline.verify import verify
 
 from .commands import QUICK, typed

@@ -11,7 +11,7 @@ from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods.ifam import build_ifam, look_size
 from sightline.methods.pdiscoformer import refuse_odd_look
-from sightline.runs import config_of, read_run
+from sightline.training.run_folder import config_of, read_run
 
 from .commands import SMALL, typed
 from .conftest import small_vit

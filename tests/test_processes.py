@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sightline.checkpoint import load_tensors
 from sightline.train import train
+from sightline.training.checkpoint import load_tensors
 
 from .training import command_line, log_of, small
 

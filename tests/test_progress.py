@@ -2,8 +2,8 @@
 
 import pytest
 
-from sightline.progress import Progress, Speed
 from sightline.screen import bar, counted, watched
+from sightline.training.progress import Progress, Speed
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sightline.checkpoint import Clock, load_tensors
 from sightline.errors import UserError
 from sightline.methods.erm import Classifier
 from sightline.metrics.inference import make_accelerator
 from sightline.train import train
+from sightline.training.checkpoint import Clock, load_tensors
 
 from .training import Stop, command_line, files, log_of, loop, small, stopped_after
 
@@ -89,7 +89,7 @@ def test_patience_is_remembered_by_a_resumed_run(toy, tmp_path):
 def saves_of(clock: Clock, steps: int, epoch: int, monkeypatch, seconds: float = 1.0) -> list[int]:
     """The steps, of so many seconds, after which there is a save; an epoch ends after every `epoch` of them."""
     now, saves = [clock.began], []
-    monkeypatch.setattr("sightline.checkpoint.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sightline.training.checkpoint.time.monotonic", lambda: now[0])
     for step in range(1, steps + 1):
         now[0] += seconds
         due = [clock.due(), step % epoch == 0 and clock.due_after_epoch()]
@@ -104,7 +104,7 @@ def test_saves_come_when_the_time_is_up(monkeypatch):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_finished_epoch_waits_no_longer_than_20_seconds(monkeypatch, processes):
-    monkeypatch.setattr("sightline.checkpoint.broadcast_object_list", lambda said: said)
+    monkeypatch.setattr("sightline.training.checkpoint.broadcast_object_list", lambda said: said)
     accelerator = SimpleNamespace(num_processes=processes)
     assert saves_of(Clock(10, accelerator), 100, 4, monkeypatch) == [20, 40, 60, 80, 100]  # at the end of the fifth
     assert saves_of(Clock(10, accelerator), 70, 15, monkeypatch) == [20, 40, 60]  # in the next
@@ -193,7 +193,7 @@ def test_the_best_weights_outlive_a_lost_loss(toy, tmp_path, monkeypatch):
 
 def test_another_version_on_resuming_is_written_down(toy, tmp_path, monkeypatch):
     train(small(toy, tmp_path / "run", epochs=1))
-    from sightline import runs
+    from sightline.training import run_folder as runs
 
     monkeypatch.setattr(runs, "versions", lambda: {"torch": "99"})
     folder = train(small(toy, tmp_path / "run", epochs=1, resume=True))

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from sightline.config import Cvar, Groupdro, Jtt, Lff
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.lessons import Lesson, When
 from sightline.load import load
 from sightline.methods.reweighed import FromFailure, GroupDro, Twice, WorstShare
 from sightline.train import train
+from sightline.training.context import Lesson, When
 from sightline.vit.model import ViT
 from sightline.vit.weights import load_backbone
 

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from sightline.config import Gradmask, Masktune, Rrr
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.lessons import Lesson, When
 from sightline.load import load
 from sightline.methods.erm import Classifier
 from sightline.methods.input_gradients import GradMask, RightReasons
 from sightline.methods.masktune import MaskTune, Remaining, limit
 from sightline.train import train
+from sightline.training.context import Lesson, When
 from sightline.where.relevance import relevance_map
 
 from .commands import QUICK, typed

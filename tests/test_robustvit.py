@@ -18,7 +18,6 @@ from sightline.data.imagenet import imagenet_classes
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.lessons import Desk
 from sightline.load import load
 from sightline.methods.erm import Classifier
 from sightline.methods.robustvit import (
@@ -34,6 +33,7 @@ from sightline.methods.robustvit import (
 )
 from sightline.metrics.inference import answering_batches, make_accelerator
 from sightline.train import train
+from sightline.training.context import Desk
 from sightline.vit.weights import save_backbone
 
 from .commands import QUICK, typed

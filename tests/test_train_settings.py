@@ -13,8 +13,8 @@ from sightline.data.augment import Pictures
 from sightline.data.images import decode, read_picture, to_tensor
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.lessons import Learner, answered_at_once, refuse_hopeless, refuse_processes_apart, view
 from sightline.train import train
+from sightline.training.context import Learner, answered_at_once, refuse_hopeless, refuse_processes_apart, view
 from sightline.vit.model import Input
 from sightline.vit.weights import load_backbone
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .checkpoint import save_text
 from .config import Compare, Evaluate
 from .data.imagenet import IMAGENET9_CLASSES, imagenet_classes, imagenet_to_imagenet9
 from .data.rows import Rows, fingerprint, read_rows
@@ -24,7 +23,8 @@ from .metrics.estimates import Metrics, read_metrics
 from .metrics.groups import evaluate
 from .metrics.inference import answer, make_accelerator
 from .metrics.predictions import Answers
-from .runs import NEUTRAL, Run, read_run, train_counts
+from .training.checkpoint import save_text
+from .training.run_folder import NEUTRAL, Run, read_run, train_counts
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from . import __version__
-from .checkpoint import replace_durably, save_text
 from .config import Export
 from .errors import UserError
 from .export_check import Agreement, compare
@@ -27,6 +26,7 @@ from .fingerprints import weights_sha256
 from .intervene import announce
 from .interventions import Intervention
 from .load import Model, load
+from .training.checkpoint import replace_durably, save_text
 
 if TYPE_CHECKING:
     from .verify import Certificate

@@ -30,9 +30,9 @@ from .load import Model, load
 from .methods.pdiscoformer import Found, PartLearner
 from .metrics.inference import answers_from, over_batches
 from .metrics.predictions import Answers
-from .runs import Run
 from .screen import watched
 from .sight import Method, Prediction, Sight
+from .training.run_folder import Run
 from .where.corrections import Claims
 from .where.parts import hard_keep
 

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from .checkpoint import load_tensors
 from .data.images import mask_to_tensor, read_image, read_mask, to_tensor, upright_rgb
 from .errors import UserError
 from .methods import builder_of
-from .runs import Run, config_of, read_run
 from .sight import Method, Sight
+from .training.checkpoint import load_tensors
+from .training.run_folder import Run, config_of, read_run
 from .vit.model import Input
 
 if TYPE_CHECKING:

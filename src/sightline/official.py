@@ -8,13 +8,13 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from .checkpoint import save_tensors
 from .config import Ifam, Import, Pdiscoformer
 from .data.rows import read_rows
 from .errors import UserError
 from .methods.ifam import IFam
 from .methods.pdiscoformer import How, PDiscoFormer
-from .runs import begin
+from .training.checkpoint import save_tensors
+from .training.run_folder import begin
 from .vit.key_names import WRAPPERS, to_our_names
 from .vit.model import Input, ViTConfig
 from .vit.weights import Origin, config_for, existing_file, fit, load_backbone, read_tensors, shape_of

@@ -17,11 +17,11 @@ from .config import Pretrain
 from .data.rows import Rows
 from .data.unlabelled import read_pictures
 from .errors import UserError
-from .lessons import Desk, deterministic, refuse_uneven
 from .methods.dino import Dino, geometry
 from .metrics.inference import make_accelerator
 from .screen import print_notes
 from .train import begin_together, fit
+from .training.context import Desk, deterministic, refuse_uneven
 from .vit.backbones import own_vit
 from .vit.model import ViT
 from .vit.weights import save_backbone

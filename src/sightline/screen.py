@@ -57,7 +57,7 @@ def show_metrics(folder: Path, split: str) -> None:
 
     from .metrics.cost import Cost
     from .metrics.estimates import Metrics, read_metrics
-    from .runs import read_run
+    from .training.run_folder import read_run
 
     content = read_metrics(folder / "metrics.json")
     about = content.get("data") or read_run(folder).facts["data"] | {"own": True}

@@ -26,14 +26,17 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
-from .board import Board, tensorboard
-from .checkpoint import Clock, load_tensors, pack, save_tensors, save_text, unpack
 from .config import Loop, Train
 from .data.augment import Augment
 from .data.batches import Batches
 from .data.rows import Rows, read_rows
 from .errors import UserError
-from .lessons import (
+from .methods import maker_of
+from .metrics.groups import evaluate
+from .metrics.inference import answer_batches, make_accelerator, needs_masks, shown
+from .sight import Method
+from .training.checkpoint import Clock, load_tensors, pack, save_tensors, save_text, unpack
+from .training.context import (
     Desk,
     Learner,
     Lesson,
@@ -49,12 +52,9 @@ from .lessons import (
     training_batches,
     view,
 )
-from .methods import maker_of
-from .metrics.groups import evaluate
-from .metrics.inference import answer_batches, make_accelerator, needs_masks, shown
-from .progress import Progress, Speed, stopping_between_steps
-from .runs import Run, begin, read_run, train_counts
-from .sight import Method
+from .training.progress import Progress, Speed, stopping_between_steps
+from .training.run_folder import Run, begin, read_run, train_counts
+from .training.trackers import Board, tensorboard
 from .vit.model import Block
 
 # ---- the whole run ---------------------------------------------------------------------------------------------------

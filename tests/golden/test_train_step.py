@@ -9,11 +9,11 @@ import torch
 
 from sightline.config import Ifam, Shaping
 from sightline.data.augment import Affine
-from sightline.lessons import When
 from sightline.methods.ifam import IFam
 from sightline.methods.pdiscoformer import Draws, How
 from sightline.official import OFFICIAL
 from sightline.train import make_optimizer, set_rate
+from sightline.training.context import When
 from sightline.what.masked import MaskedViT
 from sightline.where.parts import soft_keep
 

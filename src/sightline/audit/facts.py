@@ -12,7 +12,7 @@ from .. import __version__
 from ..config import Train
 from ..data.rows import SPLITS
 from ..fingerprints import weights_sha256
-from ..runs import NEUTRAL, Run
+from ..training.run_folder import NEUTRAL, Run
 from .case import Case
 
 NO_FLAGS = NEUTRAL | {"data", "layout"}

@@ -98,8 +98,8 @@ def pretrain(command: Pretrain) -> int:
     import json
 
     from ..pretrain import pretrain as run_pretraining
-    from ..progress import figures_of_pretraining
-    from ..runs import read_run
+    from ..training.progress import figures_of_pretraining
+    from ..training.run_folder import read_run
 
     folder = run_pretraining(command)
     if is_main_process():

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoint import load_tensors, save_tensors
 from ..config.matrix import Matrix
 from ..data.batches import Batches
 from ..data.cache import Cache
@@ -22,6 +21,7 @@ from ..data.images import Canvas
 from ..data.rows import Rows, fingerprint
 from ..errors import UserError
 from ..screen import watched
+from ..training.checkpoint import load_tensors, save_tensors
 
 FORMAT = 1
 Found = TypeVar("Found")

@@ -13,10 +13,10 @@ from ..config.matrix import Matrix
 from ..data.rows import Rows, fingerprint, read_rows
 from ..errors import UserError
 from ..evaluate import make_folder, save_plainly
-from ..lessons import refuse_nothing_to_tell
 from ..metrics.groups import evaluate
 from ..metrics.inference import make_accelerator
-from ..runs import about, versions
+from ..training.context import refuse_nothing_to_tell
+from ..training.run_folder import about, versions
 from .bench import Bench, short_print
 from .cells import Cell, add_cell, read_cells
 from .grid import Grid, grid_of

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 POINTS = 20  # of the learning curve that is logged
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..config.attentive import Aim, Ep
 from ..errors import UserError
-from ..lessons import Group, Learner, Lesson
 from ..sight import Prediction, Sight
+from ..training.context import Group, Learner, Lesson
 from ..vit.model import Input, ViT, ViTConfig
 from ..what.attentive import AimPool, EpPool
 from .erm import note_backbone, open_backbone
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 
 class Attentive(Learner):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 
 def fit_dfr(config: Dfr, rows: Rows, features: dict[str, np.ndarray]) -> Fitted:

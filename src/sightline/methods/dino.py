@@ -24,10 +24,10 @@ from ..data.augment import uniforms
 from ..data.crops import MultiCrop
 from ..data.images import Canvas
 from ..errors import UserError
-from ..lessons import Group, Learner, Lesson, open_cache
 from ..metrics.inference import answering_batches
 from ..metrics.overlap import map_columns
-from ..together import from_all_processes, over_processes, processes
+from ..training.context import Group, Learner, Lesson, open_cache
+from ..training.distributed import from_all_processes, over_processes, processes
 from ..vit.model import ViT, ViTConfig
 from ..vit.weights import save_backbone
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..config import Pretrain
     from ..data.augment import Augment
     from ..data.batches import Batch, Batches
-    from ..lessons import Desk, When
+    from ..training.context import Desk, When
 
 STUDENT_TEMPERATURE, TEACHER_TEMPERATURE = 0.1, 0.04
 CENTRE_DECAY = 0.9

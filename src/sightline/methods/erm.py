@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ..config import Erm, Train
 from ..errors import UserError
 from ..fingerprints import weights_sha256
-from ..lessons import Group, Learner, Lesson
 from ..sight import Prediction, Sight
+from ..training.context import Group, Learner, Lesson
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import config_from_json, load_backbone
 from ..where.attention import cls_attention_map
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 
 class Classifier(Learner):

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ..config import EarlyMask, LateMask
 from ..errors import UserError
 from ..fingerprints import weights_sha256
-from ..lessons import Group, Learner, Lesson
 from ..sight import Look, Prediction, Sight
+from ..training.context import Group, Learner, Lesson
 from ..vit.model import Input, ViT, ViTConfig
 from ..what.masked import MaskedViT
 from ..what.pool import LateMask as LatelyMaskedViT
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ..config import Ifam
 from ..data.crops import resizing
 from ..errors import UserError
-from ..lessons import Group
 from ..sight import Prediction, Sight, cell_share
+from ..training.context import Group
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import load_backbone
 from ..what.masked import MaskedViT, SoftlyMaskedViT
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..config.relevance import Gradmask, Rrr
 from ..data.batches import Decoder
 from ..data.images import Canvas
 from ..errors import UserError
-from ..lessons import Lesson
+from ..training.context import Lesson
 from ..vit.model import Input, ViT
 from .erm import build_erm
 from .given_mask import Tell
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 
 class InputGradients(Shown):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ..config.relevance import Masktune
 from ..errors import UserError
-from ..lessons import Lesson
 from ..sight import Sight
+from ..training.context import Lesson
 from ..vit.model import Input, ViT
 from ..where.relevance import Kind, relevance_map
 from .erm import build_erm
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 
 class Remaining(nn.Module):

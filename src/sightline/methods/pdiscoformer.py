@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..config import Pdiscoformer, Shaping
 from ..data.augment import Affine, random_affine
 from ..errors import UserError
-from ..lessons import Group, Learner, Lesson
 from ..sight import Prediction, Sight
+from ..training.context import Group, Learner, Lesson
 from ..vit.model import Input, ViT, ViTConfig
 from ..where.corrections import Claims, Correction
 from ..where.part_losses import shaping_losses
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint import save_tensors
 from ..config import S2, Probe
 from ..errors import UserError
 from ..metrics.groups import score
 from ..metrics.inference import answers_from
 from ..sight import Sight
+from ..training.checkpoint import save_tensors
 from ..vit.model import Input, ViT, ViTConfig
 from ..what.features import cls_features, kept_features
 from ..what.probe import Linear, ScaleProbe, fit_logistic, tune_logistic
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checkpoint import load_tensors, under
 from ..config.reweighing import Cvar, Groupdro, Jtt, Lff
 from ..errors import UserError
-from ..lessons import Desk, Group, Lesson, exam_batches
 from ..metrics.inference import answer_batches
-from ..runs import Run, config_of, read_run
-from ..together import processes
+from ..training.checkpoint import load_tensors, under
+from ..training.context import Desk, Group, Lesson, exam_batches
+from ..training.distributed import processes
+from ..training.run_folder import Run, config_of, read_run
 from ..vit.model import Input, ViT, ViTConfig
 from .erm import Classifier, backbone_groups, build_erm, open_and_note
 

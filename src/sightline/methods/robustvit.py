@@ -22,8 +22,8 @@ from ..data.batches import OnTheWay
 from ..data.images import read_picture_mask
 from ..errors import UserError
 from ..fingerprints import weights_sha256
-from ..lessons import Desk, Lesson, When
 from ..sight import Look, Sight
+from ..training.context import Desk, Lesson, When
 from ..vit.model import Input, ViT
 from ..where.relevance import KINDS, Relevance, fit_at_once
 from .erm import Classifier, build_erm, note_backbone
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..data.augment import Augment
     from ..data.batches import Batch, Batches
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 TEMPERATURES = {"deit-b16": 0.65, "deit-s16": 0.55}  # of the confidence, as published; 1 for all others
 

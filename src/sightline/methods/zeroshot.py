@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint import save_tensors
 from ..config import A2Zs, Train, Ttr, Zs
 from ..errors import UserError
 from ..metrics.groups import score
 from ..metrics.inference import answers_from
 from ..sight import Look, Sight
+from ..training.checkpoint import save_tensors
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import load_backbone
 from ..what.features import kept_features
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.rows import Rows
-    from ..runs import Run
+    from ..training.run_folder import Run
 
 
 def asked(config: Zs | A2Zs | Ttr, rows: Rows) -> tuple[Clip, Tensor, Input]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..together import over_processes
+from ..training.distributed import over_processes
 
 MOMENTUM = 0.1
 

@@ -12,13 +12,13 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
-from ..checkpoint import load_tensors, save_tensors
 from ..data.cache import fingerprint
 from ..data.images import Canvas
 from ..data.rows import Rows
 from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..metrics.inference import answering_batches, over_batches
+from ..training.checkpoint import load_tensors, save_tensors
 from ..vit.model import Input, ViT
 
 FORMAT = 2

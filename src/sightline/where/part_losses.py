@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import Shaping
-from ..together import processes
+from ..training.distributed import processes
 from .parts import Parts, in_full_precision
 
 ABSENT = 100.0  # what a background that is nowhere costs, as in published code: there -log is infinite

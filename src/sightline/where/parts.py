@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.augment import Affine, unwarp, warp
-from ..lessons import Group
 from ..sight import Sight
+from ..training.context import Group
 from ..vit.model import ViT
 
 TOKENS = ("cls_token", "reg_token", "pos_embed")

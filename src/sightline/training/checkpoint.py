@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
-from .errors import UserError
+from ..errors import UserError
 
 SOON = 20.0  # seconds of work that are not worth a save
 

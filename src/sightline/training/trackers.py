@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from .errors import UserError
-from .runs import Run
+from ..errors import UserError
+from .run_folder import Run
 
 Board = Callable[[str, float, int], object]  # is told a name, a figure and the epoch
 

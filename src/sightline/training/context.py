@@ -15,19 +15,19 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from .config import Dfr, Loop, Train
-from .data.augment import PRESETS, Augment, Pictures
-from .data.batches import Batch, Batches, balanced
-from .data.cache import Cache
-from .data.images import Canvas
-from .data.rows import Rows
-from .data.stamps import file_stamps
-from .errors import UserError
-from .metrics.groups import score
-from .metrics.inference import answer_batches, answering_batches
-from .runs import Run
-from .sight import Method
-from .vit.model import Input
+from ..config import Dfr, Loop, Train
+from ..data.augment import PRESETS, Augment, Pictures
+from ..data.batches import Batch, Batches, balanced
+from ..data.cache import Cache
+from ..data.images import Canvas
+from ..data.rows import Rows
+from ..data.stamps import file_stamps
+from ..errors import UserError
+from ..metrics.groups import score
+from ..metrics.inference import answer_batches, answering_batches
+from ..sight import Method
+from ..vit.model import Input
+from .run_folder import Run
 
 ENOUGH = 64  # pictures that keep a device busy
 ANSWERS_PER_LESSON = 8  # pictures that can be answered with the memory that learning from one takes

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import __version__
+from .. import __version__
+from ..config import Train
+from ..data.rows import SPLITS, Rows, fingerprint, group_table
+from ..errors import UserError
+from ..vit.model import ViTConfig
 from .checkpoint import cannot_write, remove_leftovers, save_text
-from .config import Train
-from .data.rows import SPLITS, Rows, fingerprint, group_table
-from .errors import UserError
-from .vit.model import ViTConfig
 
 PACKAGES = ("torch", "accelerate", "safetensors", "numpy", "scikit-learn", "pillow")
 
@@ -174,6 +174,6 @@ def versions() -> dict[str, str]:
 
 
 def config_of(run: Run) -> ViTConfig:
-    from .vit.weights import config_from_json
+    from ..vit.weights import config_from_json
 
     return config_from_json(json.dumps(run.facts["vit"]), run.folder / "run.json")
