@@ -208,7 +208,7 @@ def certify(folder: Path, runs: Runs):
     """The proof on pictures of the run's own data, from all over the split."""
     from sightline.evaluate import data_asked_for, opened
     from sightline.metrics.inference import answering_batches, needs_masks, shown, sight_for
-    from sightline.verify import verify
+    from sightline.verify.verify import verify
 
     accelerator, model = opened(folder, runs.device)
     rows = shown(model.method, data_asked_for(Evaluate(folder), model.run).rows)

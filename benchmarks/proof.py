@@ -21,7 +21,7 @@ from torch import nn
 from record import record
 from sightline.data.toy import make_toy
 from sightline.sight import Sight
-from sightline.verify import verify
+from sightline.verify.verify import verify
 from sightline.vit.weights import load_backbone
 from sightline.what.masked import MaskedViT
 from sightline.what.pool import LateMask

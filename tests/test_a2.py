@@ -17,7 +17,7 @@ from sightline.methods import a2 as method_file
 from sightline.methods.pair import Pair
 from sightline.sight import Method, Sight
 from sightline.train import train
-from sightline.verify import verify
+from sightline.verify.verify import verify
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.masked import MaskedViT
 from sightline.what.probe import BoxProbe, cut_out

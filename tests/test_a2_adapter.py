@@ -18,7 +18,7 @@ from sightline.load import load
 from sightline.methods.a2_adapter import Pictures, Plan, as_grid, chosen, learn, sentence
 from sightline.sight import Method, inside_boxes
 from sightline.train import train
-from sightline.verify import verify
+from sightline.verify.verify import verify
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.probe import BoxProbe
 from sightline.where.adapter import AdaptedSight, Adapter, Candidates, Glance, box_means

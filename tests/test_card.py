@@ -13,7 +13,7 @@ from sightline.export import certificate_of
 from sightline.interventions import Intervention
 from sightline.load import load
 from sightline.train import train
-from sightline.verify import verify
+from sightline.verify.verify import verify
 
 from .commands import QUICK, typed
 

@@ -15,7 +15,7 @@ from sightline import cli
 from sightline.config import Verify
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import read_rows
-from sightline.subject import pictures as pictures_of
+from sightline.verify.target import pictures as pictures_of
 from sightline.vit.model import Input
 from sightline.vit.weights import save_backbone
 

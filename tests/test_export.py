@@ -19,9 +19,9 @@ from sightline.export_graph import Switches, WithParts, switches, traceable
 from sightline.intervene import intervened, keep
 from sightline.interventions import Intervention
 from sightline.load import load
-from sightline.redraw import fill
 from sightline.sight import Sight
 from sightline.train import train
+from sightline.verify.perturbations import fill
 from sightline.vit.model import Input
 from sightline.where.corrections import Claims, Correction
 

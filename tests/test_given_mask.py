@@ -19,7 +19,7 @@ from sightline.methods.given_mask import Given, GivenMask, having_masks, with_ma
 from sightline.metrics.inference import needs_masks, shown
 from sightline.sight import Told
 from sightline.train import train
-from sightline.verify import verify
+from sightline.verify.verify import verify
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.masked import MaskedViT
 from sightline.what.pool import LateMask as LatelyMasked

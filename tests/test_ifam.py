@@ -13,7 +13,7 @@ from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import Draws, How, PDiscoFormer, selector
 from sightline.sight import Sight
 from sightline.training.context import Lesson, When
-from sightline.verify import verify
+from sightline.verify.verify import verify
 
 from .conftest import small_vit
 

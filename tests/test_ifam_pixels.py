@@ -16,7 +16,7 @@ from sightline.load import load
 from sightline.methods.ifam import IFam, Pixels, build_ifam, predictor, put_back, refuse_hopeless_pixels
 from sightline.methods.pdiscoformer import Draws, How, exact, selector
 from sightline.sight import cell_share
-from sightline.verify import verify
+from sightline.verify.verify import verify
 from sightline.what.zoom import Zoom, zoom_boxes, zoom_in
 from sightline.where.fine import Fine, fine_share
 from sightline.where.parts import foreground

@@ -16,7 +16,7 @@ from sightline.interventions import Intervention, Sketch, parse_names
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
 from sightline.metrics.inference import make_accelerator
-from sightline.verify import verify
+from sightline.verify.verify import verify
 from sightline.where.corrections import Claims, Correction
 from sightline.where.parts import hard_keep
 

@@ -19,7 +19,7 @@ from sightline.load import load
 from sightline.search import next_steps
 from sightline.train import train
 from sightline.training.checkpoint import load_tensors, save_tensors
-from sightline.verify import verify
+from sightline.verify.verify import verify
 
 from .commands import QUICK, typed
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sightline.errors import UserError
-from sightline.leaks import find_leak
 from sightline.sight import Sight
+from sightline.verify.leaks import find_leak
 
 from .conftest import small_vit
 

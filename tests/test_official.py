@@ -13,7 +13,7 @@ from sightline.load import load
 from sightline.methods.ifam import IFam
 from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.official import load_published
-from sightline.verify import verify
+from sightline.verify.verify import verify
 from sightline.vit.backbones import KNOWN, Known
 from sightline.vit.model import Input, ViTConfig
 

@@ -11,7 +11,7 @@ from PIL import Image
 from sightline.data.images import mask_to_tensor, to_tensor
 from sightline.methods.pair import Pair
 from sightline.sight import Sight
-from sightline.verify import verify
+from sightline.verify.verify import verify
 from sightline.vit.weights import load_backbone
 from sightline.what.masked import MaskedViT
 from sightline.where.attention import AttentionSight, cls_attention_map

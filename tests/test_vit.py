@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.leaks import changed
+from sightline.verify.leaks import changed
 from sightline.vit.model import ViT, ViTConfig
 from sightline.vit.positions import resize_learned
 

@@ -16,7 +16,7 @@ from sightline.load import load
 from sightline.methods import zeroshot as method_file
 from sightline.sight import Sight
 from sightline.train import train
-from sightline.verify import verify
+from sightline.verify.verify import verify
 from sightline.what.zeroshot import ZeroShot, open_clip, spoken, tidied, transform_of
 
 from .commands import QUICK, typed

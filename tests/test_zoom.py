@@ -18,7 +18,7 @@ from sightline.load import load
 from sightline.methods.pair import Pair
 from sightline.metrics.cost import cost
 from sightline.sight import Sight
-from sightline.verify import fingerprint, verify
+from sightline.verify.verify import fingerprint, verify
 from sightline.what.masked import MaskedViT
 from sightline.what.zoom import Zoom, zoom_boxes, zoom_in
 

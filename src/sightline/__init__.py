@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from .estimator import SightlineClassifier
     from .evaluate import assess as evaluate
     from .export import export
-    from .leaks import find_leak
     from .load import load_run as load
     from .pretrain import pretrain
     from .push import push
     from .sight import Method, Prediction, Sight
     from .train import train
-    from .verify import verify
+    from .verify.leaks import find_leak
+    from .verify.verify import verify
     from .vit.weights import load_backbone, save_backbone
 
 _ROOMS = {  # where a word is, and by what name if that is another
@@ -37,10 +37,10 @@ _ROOMS = {  # where a word is, and by what name if that is another
     "Method": ".sight",
     "Prediction": ".sight",
     "Sight": ".sight",
-    "find_leak": ".leaks",
+    "find_leak": ".verify.leaks",
     "load_backbone": ".vit.weights",
     "save_backbone": ".vit.weights",
-    "verify": ".verify",
+    "verify": ".verify.verify",
 }
 
 

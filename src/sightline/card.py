@@ -17,7 +17,7 @@ from .metrics.inference import needs_masks
 if TYPE_CHECKING:
     from .export_check import Agreement
     from .load import Model
-    from .verify import Certificate
+    from .verify.verify import Certificate
 
 TEMPLATE = Path(__file__).parent / "templates" / "card.md.j2"
 MOST = 40  # rows of a table

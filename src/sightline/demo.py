@@ -18,7 +18,7 @@ from .load import load
 from .methods.given_mask import GivenMask
 from .screen import show
 from .sight import Sight
-from .verify import verify
+from .verify.verify import verify
 from .vit.weights import load_backbone
 from .what.pool import LateMask
 

@@ -29,7 +29,7 @@ from .load import Model, load
 from .training.checkpoint import replace_durably, save_text
 
 if TYPE_CHECKING:
-    from .verify import Certificate
+    from .verify.verify import Certificate
     from .vit.model import Input
 
 LARGEST = 2 << 30  # bytes in one file of protocol buffers
@@ -184,7 +184,7 @@ def certificate_of(model: Model, kept: Intervention | None, images: Tensor, mask
     """The proof in torch, on the same pictures; None for a method that sees everything, and says so."""
     from .intervene import intervened
     from .predict import sees_everything
-    from .verify import verify
+    from .verify.verify import verify
 
     if not getattr(model.method, "blind", True):
         return None

@@ -14,8 +14,8 @@ from .errors import UserError
 from .export_graph import Traced, WithParts, need_onnx
 from .intervene import intervened
 from .interventions import Intervention
-from .redraw import fill, redraws
 from .sight import Method, Prediction, Sight, Told
+from .verify.perturbations import fill, redraws
 
 TOLERANCE = 1e-3  # of probabilities
 DRAWS = 2

@@ -14,7 +14,7 @@ from .errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .verify import Certificate
+    from .verify.verify import Certificate
 
 Item = TypeVar("Item")
 THE_TERMINAL = threading.Lock()  # one bar at a time

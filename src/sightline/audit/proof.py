@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..data.images import Canvas, decode
-from ..leaks import Leak, find_leak
 from ..metrics.inference import sight_for
 from ..sight import Sight
-from ..verify import Certificate, verify
+from ..verify.leaks import Leak, find_leak
+from ..verify.verify import Certificate, verify
 from ..vit.model import ViT
 from .case import Case, few, hides
 

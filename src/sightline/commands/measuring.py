@@ -200,10 +200,10 @@ def draw_class_changes(pairs, command: Compare) -> None:
 
 
 def verify(command: Verify) -> int:
-    from ..leaks import find_leak
     from ..sight import Judge
-    from ..subject import subject_of
-    from ..verify import verify as prove
+    from ..verify.leaks import find_leak
+    from ..verify.target import subject_of
+    from ..verify.verify import verify as prove
 
     make_way(command.out)
     subject = subject_of(command)

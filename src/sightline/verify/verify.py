@@ -19,14 +19,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from . import __version__
-from .errors import UserError
-from .fingerprints import weights_sha256
+from .. import __version__
+from ..errors import UserError
+from ..fingerprints import weights_sha256
+from ..metrics.intervals import wilson
+from ..sight import Judge, Method, Prediction, Sight, spread
+from ..vit.model import ViT
 from .leaks import Leak, find_leak, rows_that_differ
-from .metrics.intervals import wilson
-from .redraw import NOT_NUMBERS, fill, noise_like, plausible_redraws, redraws, touched
-from .sight import Judge, Method, Prediction, Sight, spread
-from .vit.model import ViT
+from .perturbations import NOT_NUMBERS, fill, noise_like, plausible_redraws, redraws, touched
 
 ASCENT = "gradient ascent"
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import UserError
-from .redraw import NOT_NUMBERS, fill, noise_like, redraws, touched
-from .sight import Sight
+from ..errors import UserError
+from ..sight import Sight
+from .perturbations import NOT_NUMBERS, fill, noise_like, redraws, touched
 
 MOST_PREFIX_TOKENS = 16  # a sequence up to this much longer than the patch grid is taken as prefix tokens + patches
 TRACED = 2  # images: a trace holds what every submodule was given and gave out

@@ -13,20 +13,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .config import Verify
-from .data.images import find_images, mask_to_tensor, read_image, read_mask, to_tensor
-from .data.toy import make_toy
-from .data.unlabelled import table_of
-from .errors import UserError
-from .intervene import load_corrected
-from .methods.pair import Pair
-from .metrics.inference import needs_masks
-from .sight import Sight, Told
-from .vit.model import Input, ViT
-from .vit.weights import load_backbone
-from .what.masked import MaskedViT
-from .what.pool import LateMask
-from .where.attention import AttentionSight
+from ..config import Verify
+from ..data.images import find_images, mask_to_tensor, read_image, read_mask, to_tensor
+from ..data.toy import make_toy
+from ..data.unlabelled import table_of
+from ..errors import UserError
+from ..intervene import load_corrected
+from ..methods.pair import Pair
+from ..metrics.inference import needs_masks
+from ..sight import Sight, Told
+from ..vit.model import Input, ViT
+from ..vit.weights import load_backbone
+from ..what.masked import MaskedViT
+from ..what.pool import LateMask
+from ..where.attention import AttentionSight
 
 STAND_IN_CLASSES = 10
 DEFAULTS = Verify("")
