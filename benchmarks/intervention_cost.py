@@ -22,8 +22,8 @@ from pixel_cost import PixelCost, ifam, kept
 from ratios import ratios
 from record import record
 from sightline.data.toy import make_toy
-from sightline.intervene import QUANTILES, intervened
-from sightline.interventions import Intervention
+from sightline.interventions.apply import QUANTILES, intervened
+from sightline.interventions.file import Intervention
 from sightline.methods.ifam import IFam
 from sightline.sight import Prediction
 from sightline.vit.weights import load_backbone

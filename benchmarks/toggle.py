@@ -30,8 +30,8 @@ from sightline.audit.panels import panel
 from sightline.audit.session import Answer, Picture, Viewer
 from sightline.config import App, Ifam
 from sightline.data.toy import make_toy
-from sightline.intervene import intervened
-from sightline.interventions import Intervention
+from sightline.interventions.apply import intervened
+from sightline.interventions.file import Intervention
 from sightline.load import Model
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import How, selector

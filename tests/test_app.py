@@ -15,7 +15,7 @@ from sightline.audit.app import FOUND, Page
 from sightline.audit.session import Viewer
 from sightline.config import App, Erm, Ifam
 from sightline.data.toyset import write_toy
-from sightline.interventions import Intervention
+from sightline.interventions.file import Intervention
 from sightline.train import train
 
 from .commands import typed

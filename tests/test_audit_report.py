@@ -20,8 +20,8 @@ from sightline.cli import Command
 from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
-from sightline.intervene import intervened
-from sightline.interventions import Intervention
+from sightline.interventions.apply import intervened
+from sightline.interventions.file import Intervention
 from sightline.load import load
 from sightline.metrics.estimates import Estimate, Metrics
 from sightline.metrics.inference import answer, make_accelerator

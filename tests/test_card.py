@@ -10,7 +10,7 @@ import yaml
 from sightline.card import card, made_of, plain
 from sightline.config import Pdiscoformer, Probe
 from sightline.export import certificate_of
-from sightline.interventions import Intervention
+from sightline.interventions.file import Intervention
 from sightline.load import load
 from sightline.train import train
 from sightline.verify.verify import verify

@@ -16,8 +16,8 @@ from sightline.errors import UserError
 from sightline.export import example, picture_facts
 from sightline.export_check import compare, open_session, run, second_half
 from sightline.export_graph import Switches, WithParts, switches, traceable
-from sightline.intervene import intervened, keep
-from sightline.interventions import Intervention
+from sightline.interventions.apply import intervened, keep
+from sightline.interventions.file import Intervention
 from sightline.load import load
 from sightline.sight import Sight
 from sightline.train import train

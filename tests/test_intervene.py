@@ -11,8 +11,8 @@ import torch
 from sightline.config import Ifam, Pdiscoformer
 from sightline.data.rows import Rows
 from sightline.errors import UserError
-from sightline.intervene import Looked, calibrate, intervened
-from sightline.interventions import Intervention, Sketch, parse_names
+from sightline.interventions.apply import Looked, calibrate, intervened
+from sightline.interventions.file import Intervention, Sketch, parse_names
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
 from sightline.metrics.inference import make_accelerator

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 
 from sightline.config import Ifam, Intervene, Pdiscoformer
-from sightline.correcting import Bench
-from sightline.intervene import Intervened, intervened, with_kept
-from sightline.interventions import Intervention
+from sightline.interventions.apply import Intervened, intervened, with_kept
+from sightline.interventions.file import Intervention
+from sightline.interventions.intervene import Bench
+from sightline.interventions.search import next_steps
 from sightline.load import load
-from sightline.search import next_steps
 from sightline.train import train
 from sightline.training.checkpoint import load_tensors, save_tensors
 from sightline.verify.verify import verify

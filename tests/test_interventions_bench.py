@@ -13,7 +13,7 @@ from sightline.config import Ifam
 from sightline.data.rows import read_rows
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
-from sightline.interventions import Intervention
+from sightline.interventions.file import Intervention
 from sightline.metrics.predictions import Answers
 from sightline.train import train
 

@@ -12,8 +12,8 @@ from PIL import Image
 import sightline
 from sightline.config import EarlyMask, Evaluate
 from sightline.errors import UserError
-from sightline.intervene import Intervened, keep
-from sightline.interventions import Intervention
+from sightline.interventions.apply import Intervened, keep
+from sightline.interventions.file import Intervention
 from sightline.methods.ifam import IFam
 from sightline.show import Answer, ShownSight
 from sightline.sight import Sight

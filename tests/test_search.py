@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sightline.interventions import Intervention
-from sightline.search import gained, least_gain, search, table
+from sightline.interventions.file import Intervention
+from sightline.interventions.search import gained, least_gain, search, table
 
 from .answering import answered, scored
 

@@ -17,8 +17,8 @@ from sightline.audit.turns import Turns
 from sightline.config import A2, App, EarlyMask, Erm, Ifam, Pdiscoformer
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
-from sightline.intervene import calibrate, intervened
-from sightline.interventions import Intervention
+from sightline.interventions.apply import calibrate, intervened
+from sightline.interventions.file import Intervention
 from sightline.load import load
 from sightline.metrics.inference import answering_batches, make_accelerator
 from sightline.train import train

@@ -17,7 +17,7 @@ from sightline.data.rows import Rows
 from sightline.data.toyset import write_toy
 from sightline.easel import Easel, heat_lines, occupied, twins_in
 from sightline.errors import UserError
-from sightline.interventions import Intervention
+from sightline.interventions.file import Intervention
 from sightline.sight import Sight
 from sightline.strips import draw, left_out_section, shrunk, told_apart
 from sightline.train import train

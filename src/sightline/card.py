@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
-from .interventions import Intervention
+from .interventions.file import Intervention
 from .localize import FIGURES, Localization
 from .methods.pdiscoformer import PartLearner
 from .metrics.estimates import Metrics, read_metrics

@@ -23,7 +23,7 @@ from .config import Evaluate, Intervene, Strips
 from .data.images import Canvas, decode
 from .data.rows import Rows
 from .errors import UserError
-from .interventions import Intervention, Sketch
+from .interventions.file import Intervention, Sketch
 from .methods.pdiscoformer import PartLearner
 from .metrics.inference import answering_batches
 from .sight import Prediction, Sight, cell_share
@@ -55,7 +55,7 @@ class Easel:
     @classmethod
     def open(cls, command: Strips, folder: Path, data: Path | None, first: Easel | None, called: str = "") -> Easel:
         from .evaluate import data_asked_for, opened
-        from .intervene import kept, with_parts
+        from .interventions.apply import kept, with_parts
 
         accelerator, model = opened(folder, command.device)
         method = with_parts(model.method, str(folder))
@@ -92,7 +92,7 @@ class Easel:
 
     @cached_property
     def measured(self) -> dict[str, Any] | None:
-        from .correcting import Bench
+        from .interventions.intervene import Bench
 
         return Bench(Intervene(self.model.run.folder), self.accelerator, self.model, self.method).measured()
 
@@ -175,7 +175,7 @@ class Easel:
 
     @cached_property
     def sketch(self) -> Sketch:
-        from .intervene import calibrate
+        from .interventions.apply import calibrate
 
         if not len(self.asked.rows.where("train")):
             raise UserError(f"{self.asked.path}: no training pictures, whose distances --quantiles are of; use --kind")

@@ -16,7 +16,7 @@ from .config import Compare, Evaluate
 from .data.imagenet import IMAGENET9_CLASSES, imagenet_classes, imagenet_to_imagenet9
 from .data.rows import Rows, fingerprint, read_rows
 from .errors import UserError
-from .intervene import load_corrected
+from .interventions.apply import load_corrected
 from .load import Model
 from .metrics.cost import cost_on
 from .metrics.estimates import Metrics, read_metrics

@@ -23,8 +23,8 @@ from .errors import UserError
 from .export_check import Agreement, compare
 from .export_graph import Traced, WithParts, need_onnx, to_onnx, traceable
 from .fingerprints import weights_sha256
-from .intervene import announce
-from .interventions import Intervention
+from .interventions.apply import announce
+from .interventions.file import Intervention
 from .load import Model, load
 from .training.checkpoint import replace_durably, save_text
 
@@ -119,7 +119,7 @@ def make_folder(folder: Path) -> None:
 
 def intervention_of(model: Model) -> Intervention | None:
     """Also one that only names parts."""
-    from .intervene import kept
+    from .interventions.apply import kept
 
     return kept(model)
 
@@ -182,7 +182,7 @@ def discs(count: int, size: tuple[int, int]) -> Tensor:
 
 def certificate_of(model: Model, kept: Intervention | None, images: Tensor, masks: Tensor | None) -> Certificate | None:
     """The proof in torch, on the same pictures; None for a method that sees everything, and says so."""
-    from .intervene import intervened
+    from .interventions.apply import intervened
     from .predict import sees_everything
     from .verify.verify import verify
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .errors import UserError
 from .export_graph import Traced, WithParts, need_onnx
-from .intervene import intervened
-from .interventions import Intervention
+from .interventions.apply import intervened
+from .interventions.file import Intervention
 from .sight import Method, Prediction, Sight, Told
 from .verify.perturbations import fill, redraws
 

@@ -56,7 +56,7 @@ class Model:
         return model_html(self)
 
     def _drawn(self, path: Path, pictures: list[Image.Image], images: Tensor) -> Sight:
-        from .intervene import told
+        from .interventions.apply import told
 
         if len(pictures) != 1:
             raise UserError(f"{path}: one mask is for one picture, not for {len(pictures):,}")
@@ -95,7 +95,7 @@ def opened_picture(one: Any) -> Image.Image:
 
 def load_run(folder: str | Path, device: str = "cpu", *, intervention: bool = True) -> Model:
     """`sightline.load`: a run with the intervention that is kept in it, if one is, or as it was trained."""
-    from .intervene import with_kept
+    from .interventions.apply import with_kept
 
     model = load(folder, device)
     return with_kept(model) if intervention else model

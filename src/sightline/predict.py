@@ -19,7 +19,7 @@ from .config import Predict
 from .data.images import find_images, read_image, to_tensor
 from .errors import UserError
 from .evaluate import as_csv, make_folder
-from .intervene import load_corrected
+from .interventions.apply import load_corrected
 from .load import Model
 from .metrics.inference import make_accelerator
 from .sight import Sight

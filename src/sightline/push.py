@@ -19,7 +19,7 @@ from .config import Push
 from .errors import UserError
 from .export import certificate_of, discs, intervention_of, pictures_of
 from .fingerprints import weights_sha256
-from .interventions import FILE as INTERVENTION
+from .interventions.file import FILE as INTERVENTION
 from .load import HUB, Model, load
 from .metrics.inference import needs_masks
 

@@ -22,9 +22,9 @@ from .audit.maps import as_seen, sheet, with_parts
 from .audit.sheets import Line, Section, page, sheet_of, table_of_trials
 from .config import Strips
 from .easel import Easel
-from .interventions import Intervention
+from .interventions.file import Intervention
+from .interventions.search import MOST_COLUMNS, WORDS, Search, Trial
 from .methods.pdiscoformer import PartLearner
-from .search import MOST_COLUMNS, WORDS, Search, Trial
 
 STRIP = (0.99, 0.97)
 MOST_PIXELS = 224  # of a picture's side on a sheet of interventions
@@ -70,7 +70,7 @@ def shrunk(images: Tensor, most: int = MOST_PIXELS) -> Tensor:
 def write_left_out(run: Path, measured: dict[str, Any]) -> Path:
     """What `intervene --find` measured and drew, in one file to be opened: the table, and its pictures."""
     from .evaluate import save_plainly
-    from .intervene import SEARCH_FILE
+    from .interventions.apply import SEARCH_FILE
 
     path = run / SEARCH_FILE.parent / "index.html"
     save_plainly(path, page(f"What each part of {run.name} is good for", [left_out_section(run, measured)]))
@@ -78,7 +78,7 @@ def write_left_out(run: Path, measured: dict[str, Any]) -> Path:
 
 
 def left_out_section(run: Path, measured: dict[str, Any], called: str = "") -> Section:
-    from .intervene import SEARCH_FILE
+    from .interventions.apply import SEARCH_FILE
 
     what = WORDS[measured["objective"]]
     best = measured["steps"][-1] if measured["steps"] else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import App
 from ..errors import UserError
-from ..interventions import FILE, Intervention
+from ..interventions.file import FILE, Intervention
 from ..screen import counted
 from .panels import (
     CHOOSE,

@@ -19,8 +19,8 @@ from ..data.images import Canvas, decode
 from ..data.rows import Rows
 from ..errors import UserError
 from ..evaluate import Asked, data_asked_for, opened, with_classes_of
-from ..intervene import announce, kept, only_names, with_kept
-from ..interventions import Intervention
+from ..interventions.apply import announce, kept, only_names, with_kept
+from ..interventions.file import Intervention
 from ..load import Model
 from ..methods.pdiscoformer import PartLearner
 from ..metrics.inference import answering_batches, needs_masks, shown, sight_for

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..interventions import Intervention
+from ..interventions.file import Intervention
 from ..metrics.predictions import NO_CLASS
 from .case import Case, hides
 from .maps import to_pictures

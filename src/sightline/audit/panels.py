@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import UserError
+from ..interventions.search import WORDS
 from ..metrics.estimates import Estimate
-from ..search import WORDS
 from .gallery import css_colour, faded
 from .maps import as_seen, lit, to_pictures, with_parts
 from .session import Answer, Effect, Picture

@@ -19,14 +19,14 @@ from ..config import Audit
 from ..errors import UserError
 from ..evaluate import make_folder, measure
 from ..fingerprints import weights_sha256
-from ..intervene import SEARCH_FILE
+from ..interventions.apply import SEARCH_FILE
+from ..interventions.search import WORDS, objective_of
 from ..localize import FIGURES, MAP_FIGURES, Localization, figures_before, localize
 from ..metrics.estimates import FIGURES as NAMES
 from ..metrics.estimates import Estimate, Metrics
 from ..metrics.groups import evaluate, score
 from ..metrics.inference import over_batches, sight_for
 from ..screen import bar, make_way, write
-from ..search import WORDS, objective_of
 from ..shape import FromShape, label_from_shape
 from ..sight import cell_share
 from . import wording

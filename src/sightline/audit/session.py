@@ -27,12 +27,12 @@ from ..config import Evaluate
 from ..data.images import Canvas, Placement, decode, read_image
 from ..errors import UserError
 from ..evaluate import data_asked_for, opened, with_classes_of
-from ..intervene import Looked, calibrate, calibrated, keep, kept, told
-from ..interventions import FILE, Intervention, Sketch
+from ..interventions.apply import Looked, calibrate, calibrated, keep, kept, told
+from ..interventions.file import FILE, Intervention, Sketch
+from ..interventions.search import differences, gained, objective_of
 from ..methods.pdiscoformer import PartLearner
 from ..metrics.groups import evaluate
 from ..metrics.inference import answering_batches, needs_masks, shown
-from ..search import differences, gained, objective_of
 from ..sight import Prediction, Sight, Told
 from .turns import InTurns, Progress, Turns
 

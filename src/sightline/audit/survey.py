@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..intervene import Looked, calibrate
-from ..interventions import Intervention
+from ..interventions.apply import Looked, calibrate
+from ..interventions.file import Intervention
+from ..interventions.search import differences, gained, next_steps, objective_of
 from ..methods.pdiscoformer import Found
 from ..metrics.estimates import Estimate
 from ..metrics.inference import answers_from, over_batches, sight_for
 from ..metrics.intervals import wilson
 from ..metrics.predictions import Answers
-from ..search import differences, gained, next_steps, objective_of
 from ..sight import Sight
 from .case import Case, few
 

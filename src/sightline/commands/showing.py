@@ -9,8 +9,8 @@ from ..screen import bar, counted, is_main_process, print_notes
 def intervene(command: Intervene) -> int:
     from rich.console import Console
 
-    from ..correcting import correct
-    from ..search import table
+    from ..interventions.intervene import correct
+    from ..interventions.search import table
 
     outcome = correct(command)
     if is_main_process():

@@ -18,7 +18,7 @@ from ..data.images import find_images, mask_to_tensor, read_image, read_mask, to
 from ..data.toy import make_toy
 from ..data.unlabelled import table_of
 from ..errors import UserError
-from ..intervene import load_corrected
+from ..interventions.apply import load_corrected
 from ..methods.pair import Pair
 from ..metrics.inference import needs_masks
 from ..sight import Sight, Told

@@ -21,23 +21,23 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from .data.batches import Batches
-from .data.rows import Rows
-from .errors import UserError
-from .fingerprints import weights_sha256
-from .interventions import FILE, Intervention, Sketch
-from .load import Model, load
-from .methods.pdiscoformer import Found, PartLearner
-from .metrics.inference import answers_from, over_batches
-from .metrics.predictions import Answers
-from .screen import watched
-from .sight import Method, Prediction, Sight
-from .training.run_folder import Run
-from .where.corrections import Claims
-from .where.parts import hard_keep
+from ..data.batches import Batches
+from ..data.rows import Rows
+from ..errors import UserError
+from ..fingerprints import weights_sha256
+from ..load import Model, load
+from ..methods.pdiscoformer import Found, PartLearner
+from ..metrics.inference import answers_from, over_batches
+from ..metrics.predictions import Answers
+from ..screen import watched
+from ..sight import Method, Prediction, Sight
+from ..training.run_folder import Run
+from ..where.corrections import Claims
+from ..where.parts import hard_keep
+from .file import FILE, Intervention, Sketch
 
 if TYPE_CHECKING:
-    from .evaluate import Asked
+    from ..evaluate import Asked
 
 QUANTILES = (0.9, 0.95, 0.97, 0.99)
 MOST_BYTES = 4 << 30  # of what was found, to be held in memory

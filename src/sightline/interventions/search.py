@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import UserError
-from .interventions import Intervention
-from .metrics.estimates import Estimate
-from .metrics.groups import Cells, Parts, score
-from .metrics.intervals import TAIL, areas, resample
-from .metrics.predictions import Answers
+from ..errors import UserError
+from ..metrics.estimates import Estimate
+from ..metrics.groups import Cells, Parts, score
+from ..metrics.intervals import TAIL, areas, resample
+from ..metrics.predictions import Answers
+from .file import Intervention
 
 if TYPE_CHECKING:
     from rich.console import Console

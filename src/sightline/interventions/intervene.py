@@ -13,20 +13,20 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from .data.batches import Batches
-from .data.rows import Rows
-from .errors import UserError
-from .fingerprints import weights_sha256
-from .intervene import QUANTILES, SEARCH_FILE, Looked, calibrate, calibrated, keep, kept, only_names, with_parts
-from .interventions import FILE, Intervention, Sketch, parse_names
-from .load import Model
-from .methods.pdiscoformer import PartLearner
-from .metrics.inference import answering_batches
+from ..data.batches import Batches
+from ..data.rows import Rows
+from ..errors import UserError
+from ..fingerprints import weights_sha256
+from ..load import Model
+from ..methods.pdiscoformer import PartLearner
+from ..metrics.inference import answering_batches
+from .apply import QUANTILES, SEARCH_FILE, Looked, calibrate, calibrated, keep, kept, only_names, with_parts
+from .file import FILE, Intervention, Sketch, parse_names
 from .search import Search, search
 
 if TYPE_CHECKING:
-    from .config import Intervene
-    from .evaluate import Asked
+    from ..config import Intervene
+    from ..evaluate import Asked
 
 DRAWN = 8  # pictures
 
@@ -63,7 +63,7 @@ class Outcome:
 
 def correct(command: Intervene) -> Outcome:
     """What the command says of a run, done."""
-    from .evaluate import opened
+    from ..evaluate import opened
 
     if command.find and by_hand(command):
         raise UserError("--find chooses by itself: leave out --drop, --force and --quantile")
@@ -170,8 +170,8 @@ class Bench:
         return content if content and content.get("weights") == self._weights else None
 
     def _asked(self) -> Asked:
-        from .config import Evaluate
-        from .evaluate import data_asked_for, with_classes_of
+        from ..config import Evaluate
+        from ..evaluate import data_asked_for, with_classes_of
 
         asked = data_asked_for(Evaluate(self.command.run, self.command.data, self.command.layout), self.model.run)
         return replace(asked, rows=with_classes_of(self.model, asked.rows, asked.path))
@@ -204,8 +204,8 @@ class Bench:
 
     def _draw(self, rows: Rows, found: Search) -> None:
         """What each part, and the usual quantiles, leave of a few of the pictures."""
-        from .data.images import Canvas, decode
-        from .strips import strips
+        from ..data.images import Canvas, decode
+        from ..strips import strips
 
         every = rows.where("val")
         few = every[np.linspace(0, len(every) - 1, min(DRAWN, len(every))).round().astype(int)]
@@ -215,7 +215,7 @@ class Bench:
             page.save(self.model.run.folder / SEARCH_FILE.parent / f"{name}.png")
 
     def _write(self, content: dict[str, Any]) -> None:
-        from .evaluate import make_folder, save_plainly
+        from ..evaluate import make_folder, save_plainly
 
         path = self.model.run.folder / SEARCH_FILE
         make_folder(path.parent)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import UserError
+from ..errors import UserError
 
 if TYPE_CHECKING:
-    from .where.corrections import Correction
+    from ..where.corrections import Correction
 
 FILE = "intervention.json"
 
@@ -50,7 +50,7 @@ class Intervention:
 
     @property
     def correction(self) -> Correction:
-        from .where.corrections import Correction
+        from ..where.corrections import Correction
 
         if self.quantile is not None and self.thresholds is None:
             raise UserError(
@@ -114,7 +114,7 @@ class Intervention:
         )
 
     def save(self, path: str | Path) -> None:
-        from .training.checkpoint import save_text
+        from ..training.checkpoint import save_text
 
         save_text(Path(path), json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 

@@ -1,0 +1,1 @@
+"""Corrections of a trained model: the intervention file, how it is applied, and the search on validation data."""
