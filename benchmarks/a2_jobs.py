@@ -240,7 +240,7 @@ def on_bird(where: MovedMasks, images: Tensor, masks: Tensor) -> Tensor:
 def attention(setting: Setting, row: Row) -> None:
     """Picture by picture: mass, hit and entropy of every block, of every way to join the last block's heads, and the
     attention that registers have; with --neighbours also whether the nearest name the right class."""
-    from sightline.localize_backbones import subject, truth_in
+    from sightline.explain.localize_backbones import subject, truth_in
     from sightline.metrics.inference import answering_batches, make_accelerator
 
     words = shlex.split(row.line)

@@ -68,7 +68,7 @@ class Runs:
 
     def shape_answers(self, row: str) -> list[Answers]:
         """Of the probes that see the shape alone, of the seeds that have one, or whose weights are there to make it."""
-        from sightline.shape import shape_run
+        from sightline.explain.shape import shape_run
 
         found, lost = [], None
         command: Any = {"split": self.split, "device": self.device, "workers": self.workers}

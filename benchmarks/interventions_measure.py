@@ -27,12 +27,12 @@ from sightline.data.batches import Batches
 from sightline.data.birds import read_birds
 from sightline.data.rows import Rows, attribute_of
 from sightline.evaluate import data_asked_for, opened
+from sightline.explain.localize import localize
 from sightline.interventions.apply import QUANTILES as SEARCHED
 from sightline.interventions.apply import Looked, calibrate, intervened, with_parts
 from sightline.interventions.file import Intervention, Sketch
 from sightline.interventions.search import Search, search
 from sightline.load import Model
-from sightline.localize import localize
 from sightline.methods.pdiscoformer import PartLearner
 from sightline.metrics.inference import answering_batches
 from sightline.metrics.predictions import Answers

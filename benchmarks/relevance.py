@@ -190,8 +190,8 @@ def command_of(setting: Setting, row: Row) -> Any:
 
 def do(setting: Setting, row: Row, note: dict[str, Any] | None = None) -> dict[str, Any]:
     """Train and measure what is lacking; what came of it, in a line. `note` says how its rate was chosen."""
-    from sightline.audit.stress import stress
     from sightline.config import Stress
+    from sightline.explain.stress import stress
     from sightline.train import train
     from sightline.training.run_folder import read_run
 
@@ -238,7 +238,7 @@ def note_row(run: Run, row: Row, rate: dict[str, Any] | None) -> None:
 
 def figures_of(folder: Path) -> dict[str, Any]:
     """In short."""
-    from sightline.audit.stressed import Stressed
+    from sightline.explain.stress_results import Stressed
     from sightline.metrics.estimates import Metrics, read_metrics
 
     splits = read_metrics(folder / "metrics.json")["splits"]
@@ -269,7 +269,7 @@ def best_line(folder: Path, score: str) -> dict[str, float] | None:
 
 def balanced_on(folder: Path, few: Path) -> float:
     """Class-balanced accuracy of a run on the few validation pictures, of which it may have answered more."""
-    from sightline.audit.changes import seen_in
+    from sightline.explain.class_changes import seen_in
 
     with few.open(newline="", encoding="utf-8") as file:
         wanted = {line["image"] for line in csv.DictReader(file) if line["split"] == "val"}

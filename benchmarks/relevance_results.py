@@ -15,10 +15,10 @@ from rich.table import Table
 
 from claim_figures import Missing
 from relevance_evidence import CORRECT, WORST, Evidence, summary, versus
-from sightline.audit.perturbation import Curve
-from sightline.audit.stressed import Stressed
 from sightline.compare import verdict
 from sightline.errors import UserError
+from sightline.explain.perturbation import Curve
+from sightline.explain.stress_results import Stressed
 from sightline.metrics.estimates import Estimate
 from waterbirds_results import about, facts_of, mean_over_seeds, pack
 
@@ -144,7 +144,7 @@ def pack_all(runs: Path, into: Path) -> Iterator[dict[str, Any]]:
 
 def draw_all(runs: Path, device: str = "auto") -> None:
     """Per set, what changed from the beginning to RobustViT: classes, and maps of pictures whose answer changed."""
-    from sightline.audit.changes import both, class_changes, draw_changes, in_words
+    from sightline.explain.class_changes import both, class_changes, draw_changes, in_words
 
     for kind in sorted(path.name for path in runs.glob("*") if path.is_dir()):
         try:
@@ -165,12 +165,12 @@ def draw_all(runs: Path, device: str = "auto") -> None:
 
 def draw_maps(before: Path, after: Path, path: Path, device: str) -> None:
     """Relevance before and after, of pictures that were put right and of such that were put wrong, alike."""
-    from sightline.audit.changes import both
     from sightline.audit.maps import lit, sheet
     from sightline.config import Evaluate
     from sightline.data.imagenet import imagenet_classes
     from sightline.data.images import Canvas, decode
     from sightline.evaluate import data_asked_for, opened
+    from sightline.explain.class_changes import both
     from sightline.where.relevance import MAPS
 
     called = imagenet_classes()

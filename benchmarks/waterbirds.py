@@ -152,8 +152,8 @@ def measures(config: Waterbirds, folder: Path, method: str) -> list[Measure]:
     if method in ("erm", "probe"):  # they see everything
         return []
     from claim_figures import Runs, certify
-    from sightline.localize import localize_run
-    from sightline.shape import shape_run
+    from sightline.explain.localize import localize_run
+    from sightline.explain.shape import shape_run
 
     found, seen = [], {}
     for split in config.splits:

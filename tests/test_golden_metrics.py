@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.localize import estimates
+from sightline.explain.localize import estimates
 from sightline.metrics.keypoints import (
     Places,
     adjusted_rand_index,

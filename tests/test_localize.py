@@ -16,7 +16,7 @@ from sightline.data.batches import Batch
 from sightline.data.rows import Rows, read_rows
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
-from sightline.localize import Localization, estimates, localize
+from sightline.explain.localize import Localization, estimates, localize
 from sightline.metrics.inference import make_accelerator
 from sightline.metrics.keypoints import (
     Places,

@@ -9,12 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.audit.curves import family
 from sightline.config import Localize
 from sightline.data.rows import read_rows
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
-from sightline.localize_backbones import (
+from sightline.explain.attention_tables import FIGURES, PLACES
+from sightline.explain.localize_backbones import (
     even_figures,
     in_boxes,
     localize_backbones,
@@ -22,9 +22,9 @@ from sightline.localize_backbones import (
     spread_over,
     subject,
 )
+from sightline.explain.plots import family
 from sightline.metrics.inference import make_accelerator
 from sightline.metrics.overlap import map_columns
-from sightline.side_by_side import FIGURES, PLACES
 from sightline.where.attention import cls_attention_map, cls_attention_shares, maps_and_shares
 
 from .commands import QUICK, typed

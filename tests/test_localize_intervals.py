@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sightline.localize import estimates, localize
+from sightline.explain.localize import estimates, localize
 
 from .test_localize import EXPECTS, LeftHalf, accelerator, rows, toy  # noqa: F401 (fixtures)
 

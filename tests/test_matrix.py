@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from sightline.audit.heatmap import Square, draw_heatmap
 from sightline.config import Matrix
 from sightline.errors import UserError
 from sightline.matrix.cells import Cell, add_cell, read_cells
+from sightline.matrix.heatmap import Square, draw_heatmap
 from sightline.matrix.scaling import curves
 from sightline.matrix.ways import crop_ways, crops_on, mass_ways, most_of, showing, window_around
 from sightline.matrix.wheres import KINDS

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sightline.audit.stressed import Stressed
 from sightline.data.rows import read_rows
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError
+from sightline.explain.stress_results import Stressed
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from sightline.audit.neighbours import named_rightly
-from sightline.audit.outlines import average_precision, figures_of, outlined
-from sightline.audit.perturbation import (
+from sightline.errors import UserError
+from sightline.explain.neighbours import named_rightly
+from sightline.explain.perturbation import (
     RANDOM,
     SHARES,
     blackened,
@@ -26,10 +26,10 @@ from sightline.audit.perturbation import (
     ranks,
     trapezoid,
 )
-from sightline.audit.stress import refuse_strangers
-from sightline.audit.stressed import Stressed
-from sightline.audit.subsets import other_labels, sufficient, summary
-from sightline.errors import UserError
+from sightline.explain.segmentation import average_precision, figures_of, outlined
+from sightline.explain.stress import refuse_strangers
+from sightline.explain.stress_results import Stressed
+from sightline.explain.sufficient_subsets import other_labels, sufficient, summary
 from sightline.sight import Prediction, Sight
 
 from .commands import QUICK, typed
@@ -106,7 +106,7 @@ def test_the_map_of_the_true_class_differs_only_where_the_answer_is_wrong(monkey
         asked.append(classes.tolist())
         return torch.rand(len(images), CELL, CELL, generator=torch.Generator().manual_seed(len(asked)))
 
-    monkeypatch.setattr("sightline.audit.perturbation.explained", of_a_class)
+    monkeypatch.setattr("sightline.explain.perturbation.explained", of_a_class)
     labels = torch.tensor([1, 0, 1])
     _, _, answers = perturbed(method, bright(3), None, labels, ["gae"], random_of(3))
     assert asked == [[1, 1, 1], [0]]

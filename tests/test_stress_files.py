@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from sightline.audit.perturbation import in_words
-from sightline.audit.stress_files import alike
-from sightline.audit.stressed import Stressed
+from sightline.explain.perturbation import in_words
+from sightline.explain.stress_files import alike
+from sightline.explain.stress_results import Stressed
 
 from .commands import QUICK, copied, typed
 

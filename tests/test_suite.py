@@ -6,12 +6,12 @@ import shutil
 import numpy as np
 import pytest
 
-from sightline import suite
-from sightline.audit.changes import Seen, class_changes, in_order_of, in_words
 from sightline.data.imagenet import objectnet_answers
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.suite import SETS, by_label, sets_in, shifted
+from sightline.explain import suite
+from sightline.explain.class_changes import Seen, class_changes, in_order_of, in_words
+from sightline.explain.suite import SETS, by_label, sets_in, shifted
 
 from .commands import QUICK, SMALL, typed
 from .data.published import make_imagenet_v2, make_objectnet, make_si_score, make_wnids, put

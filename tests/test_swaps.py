@@ -5,9 +5,17 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.audit.swaps import Held, difference, kinds_of_background, painted_over, partner, spread_over, swaps
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
+from sightline.explain.background_swaps import (
+    Held,
+    difference,
+    kinds_of_background,
+    painted_over,
+    partner,
+    spread_over,
+    swaps,
+)
 from sightline.metrics.inference import make_accelerator
 from sightline.sight import Prediction, Sight
 from sightline.vit.model import Input

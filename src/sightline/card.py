@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
+from .explain.localize import FIGURES, Localization
 from .interventions.file import Intervention
-from .localize import FIGURES, Localization
 from .methods.pdiscoformer import PartLearner
 from .metrics.estimates import Metrics, read_metrics
 from .metrics.inference import needs_masks

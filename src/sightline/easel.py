@@ -18,11 +18,11 @@ from torch import Tensor
 from .audit.gallery import LINE, colour_of, drawn, outlined, painted, small_views
 from .audit.sheets import RIGHT, WRONG, Colour, Line, Note, centre_of, crossed, heat
 from .audit.survey import part_of_pixels
-from .audit.swaps import Held, kinds_of_background, partner
 from .config import Evaluate, Intervene, Strips
 from .data.images import Canvas, decode
 from .data.rows import Rows
 from .errors import UserError
+from .explain.background_swaps import Held, kinds_of_background, partner
 from .interventions.file import Intervention, Sketch
 from .methods.pdiscoformer import PartLearner
 from .metrics.inference import answering_batches

@@ -19,6 +19,7 @@ from ..data.images import Canvas, decode
 from ..data.rows import Rows
 from ..errors import UserError
 from ..evaluate import Asked, data_asked_for, opened, with_classes_of
+from ..explain.replacement_masks import with_other_masks
 from ..interventions.apply import announce, kept, only_names, with_kept
 from ..interventions.file import Intervention
 from ..load import Model
@@ -26,7 +27,6 @@ from ..methods.pdiscoformer import PartLearner
 from ..metrics.inference import answering_batches, needs_masks, shown, sight_for
 from ..screen import bar
 from ..sight import Method, Sight
-from .other_masks import with_other_masks
 
 LOOKED_AT = 32  # pictures at once, to be drawn
 

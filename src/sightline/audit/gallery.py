@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..explain.background_swaps import EXAMPLES, KINDS
 from ..interventions.file import Intervention
 from ..metrics.predictions import NO_CLASS
 from .case import Case, hides
 from .maps import to_pictures
 from .survey import Survey, part_of_pixels
-from .swaps import EXAMPLES, KINDS
 
 SIDE = 160  # of a thumbnail in pixels
 MOST_BYTES = 14_000  # of a JPEG, so that 200 stay under 5 MB whatever they show

@@ -18,26 +18,26 @@ from torch import nn
 from ..config import Audit
 from ..errors import UserError
 from ..evaluate import make_folder, measure
+from ..explain.background_swaps import MOST, THOUSAND, Swaps, swaps
+from ..explain.localize import FIGURES, MAP_FIGURES, Localization, figures_before, localize
+from ..explain.segmentation import FIGURES as OUTLINES
+from ..explain.shape import FromShape, label_from_shape
+from ..explain.stress_results import Stressed
 from ..fingerprints import weights_sha256
 from ..interventions.apply import SEARCH_FILE
 from ..interventions.search import WORDS, objective_of
-from ..localize import FIGURES, MAP_FIGURES, Localization, figures_before, localize
 from ..metrics.estimates import FIGURES as NAMES
 from ..metrics.estimates import Estimate, Metrics
 from ..metrics.groups import evaluate, score
 from ..metrics.inference import over_batches, sight_for
 from ..screen import bar, make_way, write
-from ..shape import FromShape, label_from_shape
 from ..sight import cell_share
 from . import wording
 from .case import Case, counting, open_case
 from .facts import command_for, counts, facts
 from .gallery import Shown, css_colour, examples_of_swaps, galleries, jpeg_uri
-from .outlines import FIGURES as OUTLINES
 from .proof import prove
-from .stressed import Stressed
 from .survey import LeftOut, Presence, Survey, left_out, presence, survey
-from .swaps import MOST, THOUSAND, Swaps, swaps
 
 T = TypeVar("T")
 QUICKLY = 200  # pictures whose backgrounds are swapped

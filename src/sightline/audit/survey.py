@@ -110,8 +110,8 @@ class LeftOut:
 
 
 def left_out(found: Survey, seed: int = 0) -> list[LeftOut]:
+    from ..explain.background_swaps import difference
     from ..metrics.groups import score
-    from .swaps import difference
 
     objective = objective_of(found.answers, None)
     return [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..explain.background_swaps import Swaps
 from ..metrics.estimates import Estimate, Metrics
 from ..metrics.groups import evaluate
-from .swaps import Swaps
 
 CONDITIONS = {
     "original": "as they are",

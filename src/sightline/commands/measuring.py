@@ -22,7 +22,7 @@ def evaluate(command: Evaluate) -> int:
 def suite(command: Suite) -> int:
     from rich.console import Console
 
-    from ..suite import run_suite
+    from ..explain.suite import run_suite
 
     if command.suite is None:
         return evaluate(command)
@@ -41,7 +41,7 @@ def localize(command: Localize) -> int:
     if command.of_backbones:
         return localize_backbones(command)
 
-    from ..localize import localize_run
+    from ..explain.localize import localize_run
 
     found, path = localize_run(command)
     if is_main_process():
@@ -57,7 +57,7 @@ def localize_backbones(command: Localize) -> int:
     from rich.console import Console
     from rich.markup import escape
 
-    from ..localize_backbones import localize_command
+    from ..explain.localize_backbones import localize_command
 
     found = localize_command(command)
     if is_main_process():
@@ -93,7 +93,7 @@ def matrix(command: Matrix) -> int:
 
 
 def shape(command: Shape) -> int:
-    from ..shape import shape_run
+    from ..explain.shape import shape_run
 
     found, path = shape_run(command)
     if is_main_process():
@@ -106,7 +106,7 @@ def stress(command: Stress) -> int:
     from rich.console import Console
     from rich.markup import escape
 
-    from ..audit.stress import stress as test_explanations
+    from ..explain.stress import stress as test_explanations
 
     found, path = test_explanations(command)
     console = Console(highlight=False)
@@ -158,7 +158,7 @@ def compare(command: Compare) -> int:
     if command.out is not None:
         write(command.out, json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False) + "\n")
     if command.classes is not None:
-        from ..audit.changes import both
+        from ..explain.class_changes import both
 
         files = [folder / "predictions" / f"{command.split}.csv" for folder in two_of(command)]
         draw_class_changes({command.split: both(*files)}, command)
@@ -168,7 +168,7 @@ def compare(command: Compare) -> int:
 def compare_on_suite(command: Compare, console) -> int:
     import json
 
-    from ..suite import compare_suites
+    from ..explain.suite import compare_suites
 
     assert command.suite is not None
     before, after = two_of(command)
@@ -188,7 +188,7 @@ def two_of(command: Compare):
 
 
 def draw_class_changes(pairs, command: Compare) -> None:
-    from ..audit.changes import class_changes, draw_changes, in_words
+    from ..explain.class_changes import class_changes, draw_changes, in_words
 
     assert command.classes is not None
     before, after = two_of(command)

@@ -38,7 +38,7 @@ def fill(config: Matrix, told: Callable[[Cell], None] = lambda _: None) -> Grid:
     if accelerator.num_processes > 1:
         raise UserError("the matrix is filled by one process: start it without accelerate")
     if config.pictures:
-        from ..audit.curves import figure_class
+        from ..explain.plots import figure_class
 
         figure_class()  # or it says what is missing
     folder = config.folder

@@ -120,7 +120,7 @@ class Grid:
         }
 
     def draw(self, folder: Path) -> None:
-        from ..audit.heatmap import Square, draw_heatmap, draw_scaling
+        from .heatmap import Square, draw_heatmap, draw_scaling
 
         squares = [
             [

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..audit.maps import sheet
 from ..evaluate import as_csv, make_folder, same_change, save_plainly
-from .maps import sheet
-from .outlines import PER_PICTURE
-from .stressed import Stressed, draw
+from .segmentation import PER_PICTURE
+from .stress_results import Stressed, draw
 
 FIELDS = {
     "curves": ("accuracy", "curves"),

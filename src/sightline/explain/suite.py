@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data.imagenet import SI_SCORE_FOLDERS, imagenet_classes, objectnet_answers
-from .data.rows import Rows, read_rows
-from .errors import UserError
-from .metrics.estimates import Estimate
-from .metrics.inference import answering_batches, needs_masks, over_batches, sight_to_answer
-from .metrics.intervals import wilson
+from ..data.imagenet import SI_SCORE_FOLDERS, imagenet_classes, objectnet_answers
+from ..data.rows import Rows, read_rows
+from ..errors import UserError
+from ..metrics.estimates import Estimate
+from ..metrics.inference import answering_batches, needs_masks, over_batches, sight_to_answer
+from ..metrics.intervals import wilson
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from .audit.changes import Seen
-    from .config import Suite
+    from ..config import Suite
+    from .class_changes import Seen
 
 TOP = 5
 WHOLE = 1000
@@ -105,7 +105,7 @@ def sets_in(folder: Path) -> dict[str, Path]:
 
 def run_suite(command: Suite) -> tuple[Suited, Path]:
     """A trained model on every set that is there, and the folder with what came of it."""
-    from .evaluate import make_folder, opened, save_plainly
+    from ..evaluate import make_folder, opened, save_plainly
 
     assert command.suite is not None
     if command.suite_folder is None:
@@ -185,7 +185,7 @@ def share(right: np.ndarray) -> Estimate:
 
 def save_answers(path: Path, rows: Rows, best: np.ndarray) -> None:
     """Without 1,000 probabilities each, which nothing here needs."""
-    from .evaluate import as_csv, save_plainly
+    from ..evaluate import as_csv, save_plainly
 
     columns = ["image", "label", "predicted", "top5", "predicted_of_its_classes"]
     lines = []
@@ -208,7 +208,7 @@ class SuiteCompared:
     def table(self, names: Sequence[str]) -> Table:
         from rich.table import Table
 
-        from .compare import verdict
+        from ..compare import verdict
 
         table = Table("", *names, "difference", "", "n", box=None, pad_edge=False)
         for name, before, after, gain in self.rows:
@@ -230,8 +230,8 @@ def answers_in(run: Path, suite: str) -> Path:
 
 
 def compare_suites(before: Path, after: Path, suite: str) -> tuple[SuiteCompared, dict[str, tuple[Seen, Seen]]]:
-    from .audit.changes import both
-    from .audit.perturbation import mean_over
+    from .class_changes import both
+    from .perturbation import mean_over
 
     homes = [answers_in(run, suite) for run in (before, after)]
     files = [(path, homes[1] / path.name) for path in sorted(homes[0].glob("*.csv"))]

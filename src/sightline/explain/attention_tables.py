@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .metrics.estimates import Estimate
+from ..metrics.estimates import Estimate
 
 if TYPE_CHECKING:
     from rich.table import Table

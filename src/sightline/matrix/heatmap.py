@@ -8,11 +8,11 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from .curves import figure_class
+from ..explain.plots import figure_class
 
 if TYPE_CHECKING:
-    from ..matrix.scaling import Curve
     from ..metrics.estimates import Estimate
+    from .scaling import Curve
 
 COLOURS = "viridis"
 WIDE, HIGH = 1.75, 0.8  # inches of a square

@@ -19,24 +19,24 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from .data.batches import Batch
-from .data.rows import SPLITS, Rows
-from .errors import UserError
-from .metrics.estimates import Estimate
-from .metrics.inference import answering_batches, needs_masks, shown, sight_for
-from .metrics.intervals import MOST_DRAWN, TAIL
-from .metrics.keypoints import Places, adjusted_rand_index, keypoint_errors, normalised_mutual_information
-from .metrics.overlap import Columns, per_image
-from .screen import watched
-from .sight import Look
-from .vit.model import Input
-from .where.relevance import can_be_explained, relevance_map
+from ..data.batches import Batch
+from ..data.rows import SPLITS, Rows
+from ..errors import UserError
+from ..metrics.estimates import Estimate
+from ..metrics.inference import answering_batches, needs_masks, shown, sight_for
+from ..metrics.intervals import MOST_DRAWN, TAIL
+from ..metrics.keypoints import Places, adjusted_rand_index, keypoint_errors, normalised_mutual_information
+from ..metrics.overlap import Columns, per_image
+from ..screen import watched
+from ..sight import Look
+from ..vit.model import Input
+from ..where.relevance import can_be_explained, relevance_map
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from .config import Localize
-    from .evaluate import Asked
+    from ..config import Localize
+    from ..evaluate import Asked
 
 RESAMPLES = 2000
 FIGURES = {
@@ -292,7 +292,7 @@ def _drawn(rows: np.ndarray, n: int, resamples: int, seed: int) -> np.ndarray:
 
 def localize_run(command: Localize) -> tuple[Localization, Path]:
     """A trained model on a split of its own data or of others, and the file that says so."""
-    from .evaluate import data_asked_for, folder_for, opened, save_plainly
+    from ..evaluate import data_asked_for, folder_for, opened, save_plainly
 
     accelerator, model = opened(command.run, command.device, intervention=command.intervention)
     asked = data_asked_for(command, model.run)
@@ -318,7 +318,7 @@ def localize_run(command: Localize) -> tuple[Localization, Path]:
 
 def save_pictures(path: Path, found: Localization, *, maps: bool) -> None:
     """Figures of the sight, and those of each of the `maps` only where they are asked for: there may be many."""
-    from .evaluate import as_csv, make_folder, save_plainly
+    from ..evaluate import as_csv, make_folder, save_plainly
 
     names = [name for name in found.pictures if maps or name == "image" or name in FIGURES]
     columns = [[_brief(value) for value in found.pictures[name]] for name in names]
@@ -333,7 +333,7 @@ def _brief(value: Any) -> Any:
 
 def figures_before(path: Path, asked: Asked) -> dict[str, Any]:
     """What a file of figures says already, if it is there, of these data."""
-    from .evaluate import refuse_other_data
+    from ..evaluate import refuse_other_data
 
     if not path.exists():
         return {}

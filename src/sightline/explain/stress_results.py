@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..metrics.estimates import Estimate
-from .outlines import FIGURES
 from .perturbation import DIRECTIONS, RANDOM, SHARES, Curve, in_words
-from .subsets import Subsets
+from .segmentation import FIGURES
+from .sufficient_subsets import Subsets
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,7 +102,7 @@ def cell(one: Estimate | None) -> str:
 
 def draw(found: Stressed, path: Path) -> None:
     """Accuracy against the share of black pixels, the most relevant first and the least relevant first."""
-    from .curves import figure_class
+    from .plots import figure_class
 
     figure = figure_class()(figsize=(10, 4.6), layout="constrained")
     titles = {"positive": "most relevant pixels first", "negative": "least relevant pixels first"}

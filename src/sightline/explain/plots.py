@@ -12,7 +12,7 @@ from ..errors import UserError
 
 if TYPE_CHECKING:
     from ..metrics.estimates import Estimate
-    from ..side_by_side import Attention, SideBySide
+    from .attention_tables import Attention, SideBySide
 
 BARS = "; bars: 95 % intervals"
 SHOWN = {"mass": "attention inside, %", "hit": "peak inside, %"}

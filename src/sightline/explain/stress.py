@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from ..audit.maps import as_seen
 from ..config import Stress
 from ..data.batches import Batch
 from ..data.rows import Rows
@@ -23,15 +24,12 @@ from ..errors import UserError
 from ..evaluate import data_asked_for, folder_for, opened, with_classes_of
 from ..fingerprints import weights_sha256
 from ..load import Model
-from ..localize import figures_before
 from ..metrics.estimates import Estimate
 from ..metrics.inference import answering_batches, needs_masks, shown, sight_for
 from ..screen import bar
 from ..sight import Sight
-from .maps import as_seen
+from .localize import figures_before
 from .neighbours import features, named_rightly
-from .other_masks import with_other_masks
-from .outlines import PER_PICTURE, figures_of, outlined
 from .perturbation import (
     RANDOM,
     columns_of,
@@ -43,9 +41,11 @@ from .perturbation import (
     predicted,
     random_maps,
 )
+from .replacement_masks import with_other_masks
+from .segmentation import PER_PICTURE, figures_of, outlined
 from .stress_files import Work, save
-from .stressed import Stressed
-from .subsets import Subsets, other_labels, sufficient, summary
+from .stress_results import Stressed
+from .sufficient_subsets import Subsets, other_labels, sufficient, summary
 
 MOST_BANK = 20_000  # training pictures that neighbours are sought among
 EXAMPLES = 4  # pictures whose subsets are drawn

@@ -18,25 +18,25 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor
 
-from .data.batches import Batch
-from .data.images import Canvas, Sample, decode
-from .data.rows import SPLITS, Rows, fingerprint, read_rows
-from .errors import UserError
+from ..data.batches import Batch
+from ..data.images import Canvas, Sample, decode
+from ..data.rows import SPLITS, Rows, fingerprint, read_rows
+from ..errors import UserError
+from ..metrics.estimates import Estimate
+from ..metrics.inference import answering_batches, make_accelerator
+from ..metrics.overlap import Columns
+from ..screen import watched
+from ..sight import Sight, cell_share, inside_boxes
+from ..vit.model import Input, ViT
+from ..vit.weights import HEAD, load_backbone
+from ..where.attention import Heads, maps_and_shares
+from .attention_tables import FIGURES, LEVELS, PLACES, Attention, Seen, SideBySide, Truth
 from .localize import RESAMPLES, estimates, in_order, with_truth
-from .metrics.estimates import Estimate
-from .metrics.inference import answering_batches, make_accelerator
-from .metrics.overlap import Columns
-from .screen import watched
-from .side_by_side import FIGURES, LEVELS, PLACES, Attention, Seen, SideBySide, Truth
-from .sight import Sight, cell_share, inside_boxes
-from .vit.model import Input, ViT
-from .vit.weights import HEAD, load_backbone
-from .where.attention import Heads, maps_and_shares
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from .config import Localize
+    from ..config import Localize
 
 PICTURES = 8  # on the sheet
 PICTURE_SIDE = 144
@@ -144,7 +144,7 @@ class Subject:
 def subject(
     name: str, vit: ViT, layers: Sequence[int] | Literal["all"], heads: Sequence[str], size: int | None = None
 ) -> Subject:
-    from .methods.a2 import heads_of
+    from ..methods.a2 import heads_of
 
     config = vit.config
     for layer in () if layers == "all" else layers:
@@ -223,8 +223,8 @@ def truth_of(rows: Rows, indices: np.ndarray) -> Truth:
 
 def localize_command(command: Localize) -> SideBySide:
     """What `sightline localize BACKBONE … DATA` asks for; everything that can be wrong is said before the work."""
-    from .audit.curves import figure_class
-    from .evaluate import make_folder
+    from ..evaluate import make_folder
+    from .plots import figure_class
 
     names, data = command.backbones_and_data()
     rows = read_rows(data, layout=command.layout, whole=True)
@@ -264,7 +264,7 @@ def spread_over(indices: np.ndarray, count: int) -> np.ndarray:
 
 
 def save(found: SideBySide, folder: Path) -> None:
-    from .evaluate import as_csv, save_plainly
+    from ..evaluate import as_csv, save_plainly
 
     save_plainly(folder / "backbones.json", json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
     lines = found.lines()
@@ -272,7 +272,7 @@ def save(found: SideBySide, folder: Path) -> None:
 
 
 def draw(found: SideBySide, subjects: Sequence[Subject], rows: Rows, few: np.ndarray, folder: Path) -> None:
-    from .audit.curves import draw_layers, draw_shares, draw_sizes
+    from .plots import draw_layers, draw_shares, draw_sizes
 
     draw_sizes(found, folder / "size.png")
     draw_shares(found, folder / "shares.png")
@@ -284,7 +284,7 @@ def draw(found: SideBySide, subjects: Sequence[Subject], rows: Rows, few: np.nda
 @torch.no_grad()
 def attention_sheet(found: SideBySide, subjects: Sequence[Subject], rows: Rows, few: np.ndarray) -> Image.Image:
     """Some pictures, what is true of them, and lit by the attention of each backbone in the last block asked about."""
-    from .audit.maps import as_seen, lit, sheet
+    from ..audit.maps import as_seen, lit, sheet
 
     captions: dict[str, Tensor] = {}
     for seen, each in zip(found.backbones, subjects, strict=True):

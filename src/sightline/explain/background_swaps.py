@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..data.rows import Rows, attribute_of
 from ..errors import UserError
-from ..localize import with_truth
 from ..metrics.estimates import Estimate
 from ..metrics.groups import Cells
 from ..metrics.inference import answering_batches, answers_from, needs_masks, shown, sight_for, sight_to_answer
@@ -29,6 +28,7 @@ from ..metrics.intervals import TAIL, resample, wilson
 from ..metrics.predictions import Answers
 from ..sight import Method
 from ..vit.model import Input
+from .localize import with_truth
 
 MOST = 2000  # pictures, which are held in memory: enough for two points of uncertainty
 EXAMPLES = 3

@@ -16,20 +16,20 @@ import numpy as np
 from accelerate import Accelerator
 from torch import Tensor
 
-from .data.rows import Rows
-from .errors import UserError
+from ..data.rows import Rows
+from ..errors import UserError
+from ..metrics.estimates import Estimate, Metrics
+from ..metrics.groups import score
+from ..metrics.inference import answering_batches, needs_masks, over_batches, shown, sight_for
+from ..metrics.overlap import patch_grid
+from ..metrics.predictions import Answers
+from ..sight import Look, cell_share
+from ..vit.model import Input
+from ..what.probe import Linear, tune_logistic
 from .localize import figures_before
-from .metrics.estimates import Estimate, Metrics
-from .metrics.groups import score
-from .metrics.inference import answering_batches, needs_masks, over_batches, shown, sight_for
-from .metrics.overlap import patch_grid
-from .metrics.predictions import Answers
-from .sight import Look, cell_share
-from .vit.model import Input
-from .what.probe import Linear, tune_logistic
 
 if TYPE_CHECKING:
-    from .config import Shape
+    from ..config import Shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ def shape_run(command: Shape, seen: dict[str, np.ndarray] | None = None) -> tupl
 
     `seen` are its shapes by split, where they are known from another call; those that are not are put there.
     """
-    from .evaluate import data_asked_for, folder_for, make_folder, measure, opened, save_plainly
+    from ..evaluate import data_asked_for, folder_for, make_folder, measure, opened, save_plainly
 
     accelerator, model = opened(command.run, command.device, intervention=command.intervention)
     asked = data_asked_for(command, model.run)
