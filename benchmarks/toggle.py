@@ -26,8 +26,8 @@ from torch import Tensor
 
 from ratios import ratios, verdicts
 from record import record
-from sightline.audit.panels import panel
-from sightline.audit.session import Answer, Picture, Viewer
+from sightline.app.panels import panel
+from sightline.app.session import Answer, Picture, Viewer
 from sightline.config import App, Ifam
 from sightline.data.toy import make_toy
 from sightline.interventions.apply import intervened

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.audit.app import FOUND, Page
-from sightline.audit.session import Viewer
+from sightline.app.app import FOUND, Page
+from sightline.app.session import Viewer
 from sightline.config import App, Erm, Ifam
 from sightline.data.toyset import write_toy
 from sightline.interventions.file import Intervention

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-import sightline.audit.session as session
-from sightline.audit.panels import drawn_mask, panel, plain
-from sightline.audit.session import Viewer
-from sightline.audit.turns import Turns
+import sightline.app.session as session
+from sightline.app.lock import Turns
+from sightline.app.panels import drawn_mask, panel, plain
+from sightline.app.session import Viewer
 from sightline.config import A2, App, EarlyMask, Erm, Ifam, Pdiscoformer
 from sightline.data.toyset import write_toy
 from sightline.errors import UserError

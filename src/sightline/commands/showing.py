@@ -45,7 +45,7 @@ def audit(command: Audit) -> int:
 
 
 def app(command: App) -> int:
-    from ..audit.app import serve
+    from ..app.app import serve
 
     return serve(command)
 

@@ -34,7 +34,7 @@ from ..methods.pdiscoformer import PartLearner
 from ..metrics.groups import evaluate
 from ..metrics.inference import answering_batches, needs_masks, shown
 from ..sight import Prediction, Sight, Told
-from .turns import InTurns, Progress, Turns
+from .lock import InTurns, Progress, Turns
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

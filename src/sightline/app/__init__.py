@@ -1,0 +1,1 @@
+"""The Gradio app: one model, many viewers."""
