@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from interventions_rows import QUANTILES
-from sightline.audit.survey import part_of_pixels
 from sightline.config import Evaluate
 from sightline.data.batches import Batches
 from sightline.data.birds import read_birds
@@ -36,6 +35,7 @@ from sightline.load import Model
 from sightline.methods.pdiscoformer import PartLearner
 from sightline.metrics.inference import answering_batches
 from sightline.metrics.predictions import Answers
+from sightline.report.survey import part_of_pixels
 
 FOLDER = Path("interventions")
 FOUND, TEST, SIGHT, SIGHTS = (FOLDER / name for name in ("found.json", "test.csv", "sight.json", "sight.csv"))

@@ -26,7 +26,6 @@ import torch.nn.functional as F
 import tyro
 
 from record import record
-from sightline.audit.maps import lit, sheet
 from sightline.config import Erm, Pretrain
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import Rows, read_rows
@@ -36,6 +35,7 @@ from sightline.methods.dino import mass_and_hit, nearest_neighbours, patch_atten
 from sightline.metrics.inference import make_accelerator
 from sightline.metrics.intervals import wilson
 from sightline.pretrain import new_learner, pretrain
+from sightline.report.drawing import lit, sheet
 from sightline.train import now, set_up, take_step, teach, train
 from sightline.training.context import Desk, When
 from sightline.training.run_folder import begin

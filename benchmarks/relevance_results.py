@@ -165,12 +165,12 @@ def draw_all(runs: Path, device: str = "auto") -> None:
 
 def draw_maps(before: Path, after: Path, path: Path, device: str) -> None:
     """Relevance before and after, of pictures that were put right and of such that were put wrong, alike."""
-    from sightline.audit.maps import lit, sheet
     from sightline.config import Evaluate
     from sightline.data.imagenet import imagenet_classes
     from sightline.data.images import Canvas, decode
     from sightline.evaluate import data_asked_for, opened
     from sightline.explain.class_changes import both
+    from sightline.report.drawing import lit, sheet
     from sightline.where.relevance import MAPS
 
     called = imagenet_classes()

@@ -11,11 +11,6 @@ import pytest
 import torch
 import tyro
 
-from sightline.audit.case import open_case
-from sightline.audit.facts import flags, training_command
-from sightline.audit.gallery import drawn, jpeg_uri, plan
-from sightline.audit.survey import Survey
-from sightline.audit.wording import headline
 from sightline.cli import Command
 from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
 from sightline.data.toyset import write_toy
@@ -26,6 +21,11 @@ from sightline.load import load
 from sightline.metrics.estimates import Estimate, Metrics
 from sightline.metrics.inference import answer, make_accelerator
 from sightline.metrics.predictions import Answers
+from sightline.report.case import open_case
+from sightline.report.gallery import drawn, jpeg_uri, plan
+from sightline.report.provenance import flags, training_command
+from sightline.report.survey import Survey
+from sightline.report.text import headline
 from sightline.training.run_folder import read_run
 
 from .commands import QUICK, SMALL, typed

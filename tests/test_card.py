@@ -7,11 +7,11 @@ import pytest
 import torch
 import yaml
 
-from sightline.card import card, made_of, plain
 from sightline.config import Pdiscoformer, Probe
 from sightline.export import certificate_of
 from sightline.interventions.file import Intervention
 from sightline.load import load
+from sightline.report.card import card, made_of, plain
 from sightline.train import train
 from sightline.verify.verify import verify
 

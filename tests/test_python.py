@@ -15,7 +15,7 @@ from sightline.errors import UserError
 from sightline.interventions.apply import Intervened, keep
 from sightline.interventions.file import Intervention
 from sightline.methods.ifam import IFam
-from sightline.show import Answer, ShownSight
+from sightline.report.notebook import Answer, ShownSight
 from sightline.sight import Sight
 
 from .commands import SMALL, typed

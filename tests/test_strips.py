@@ -11,15 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.audit.sheets import Line, Note, centre_of, crossed, heat, sheet_of, shortened
 from sightline.config import Ifam, Pdiscoformer, Probe, Strips
 from sightline.data.rows import Rows
 from sightline.data.toyset import write_toy
-from sightline.easel import Easel, heat_lines, occupied, twins_in
 from sightline.errors import UserError
 from sightline.interventions.file import Intervention
+from sightline.report.contact_sheet import Line, Note, centre_of, crossed, heat, sheet_of, shortened
+from sightline.report.figures import Easel, heat_lines, occupied, twins_in
+from sightline.report.strips import draw, left_out_section, shrunk, told_apart
 from sightline.sight import Sight
-from sightline.strips import draw, left_out_section, shrunk, told_apart
 from sightline.train import train
 
 from .commands import QUICK, copied, typed

@@ -12,13 +12,13 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from .audit.report import audit as report
     from .estimator import SightlineClassifier
     from .evaluate import assess as evaluate
     from .export import export
     from .load import load_run as load
     from .pretrain import pretrain
     from .push import push
+    from .report.audit import audit as report
     from .sight import Method, Prediction, Sight
     from .train import train
     from .verify.leaks import find_leak
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {  # where a word is, and by what name if that is another
     "load": ".load:load_run",
-    "report": ".audit.report:audit",
+    "report": ".report.audit:audit",
     "evaluate": ".evaluate:assess",
     "export": ".export",
     "push": ".push",

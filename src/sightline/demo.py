@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from .audit.maps import as_seen, sheet, with_parts
 from .commands import compare, train
 from .config import A2, Compare, Demo, EarlyMask, Erm, Ifam, Probe, Train
 from .data.toy import make_toy
@@ -16,6 +15,7 @@ from .data.toyset import write_toy
 from .errors import UserError
 from .load import load
 from .methods.given_mask import GivenMask
+from .report.drawing import as_seen, sheet, with_parts
 from .screen import show
 from .sight import Sight
 from .verify.verify import verify

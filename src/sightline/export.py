@@ -74,7 +74,7 @@ class Exported:
 def export(command: Export, step: Callable[[int], None] | None = None) -> Exported:
     """A folder with model.onnx, model.json and README.md; nothing of it where the file says anything else than torch.
     `step` is told when one of four steps is done."""
-    from .card import card
+    from .report.card import card
 
     done = step or (lambda _: None)
     need_onnx()

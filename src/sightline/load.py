@@ -20,7 +20,7 @@ from .training.run_folder import Run, config_of, read_run
 from .vit.model import Input
 
 if TYPE_CHECKING:
-    from .show import Answer
+    from .report.notebook import Answer
 
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 HUB = "hf:"
@@ -40,7 +40,7 @@ class Model:
         """Answers for one picture or several: files, Pillow images, arrays [h, w, 3] or tensors [3, h, w] of bytes or
         of floats in [0, 1]. A `mask` of one picture, bright where it may be seen, takes the place of where the method
         would look."""
-        from .show import answer_of
+        from .report.notebook import answer_of
 
         opened = [opened_picture(one) for one in one_by_one(pictures)]
         if not opened:
@@ -51,7 +51,7 @@ class Model:
         return answer_of(self.method.judge(images, sight), images, self.classes)
 
     def _repr_html_(self) -> str:
-        from .show import model_html
+        from .report.notebook import model_html
 
         return model_html(self)
 

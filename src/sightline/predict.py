@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .audit.maps import as_seen, to_pictures
 from .config import Predict
 from .data.images import find_images, read_image, to_tensor
 from .errors import UserError
@@ -22,6 +21,7 @@ from .evaluate import as_csv, make_folder
 from .interventions.apply import load_corrected
 from .load import Model
 from .metrics.inference import make_accelerator
+from .report.drawing import as_seen, to_pictures
 from .sight import Sight
 
 

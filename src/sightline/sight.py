@@ -93,7 +93,7 @@ class Sight:
 
     def show(self, images: Tensor | None = None) -> Image:
         """A picture of what may be seen of these images; without them, of its shape."""
-        from .show import drawn
+        from .report.notebook import drawn
 
         return drawn(self, images)
 

@@ -21,14 +21,14 @@ def intervene(command: Intervene) -> int:
         for sentence in outcome.sentences:
             console.print(sentence, soft_wrap=True, markup=False)
         if command.find and outcome.measured is not None:
-            from ..strips import write_left_out
+            from ..report.strips import write_left_out
 
             print(f"The table with its pictures is {write_left_out(command.run, outcome.measured)}.")
     return 0
 
 
 def strips(command: Strips) -> int:
-    from ..strips import draw
+    from ..report.strips import draw
 
     drawn = draw(command)
     print("\n".join([*drawn.notes, f"The pictures are in {drawn.page}: open it in a browser."]))
@@ -36,7 +36,7 @@ def strips(command: Strips) -> int:
 
 
 def audit(command: Audit) -> int:
-    from ..audit.report import audit as write_report
+    from ..report.audit import audit as write_report
 
     path, headline = write_report(command)
     print(headline)

@@ -284,7 +284,7 @@ def draw(found: SideBySide, subjects: Sequence[Subject], rows: Rows, few: np.nda
 @torch.no_grad()
 def attention_sheet(found: SideBySide, subjects: Sequence[Subject], rows: Rows, few: np.ndarray) -> Image.Image:
     """Some pictures, what is true of them, and lit by the attention of each backbone in the last block asked about."""
-    from ..audit.maps import as_seen, lit, sheet
+    from ..report.drawing import as_seen, lit, sheet
 
     captions: dict[str, Tensor] = {}
     for seen, each in zip(found.backbones, subjects, strict=True):

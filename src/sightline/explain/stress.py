@@ -16,7 +16,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from ..audit.maps import as_seen
 from ..config import Stress
 from ..data.batches import Batch
 from ..data.rows import Rows
@@ -26,6 +25,7 @@ from ..fingerprints import weights_sha256
 from ..load import Model
 from ..metrics.estimates import Estimate
 from ..metrics.inference import answering_batches, needs_masks, shown, sight_for
+from ..report.drawing import as_seen
 from ..screen import bar
 from ..sight import Sight
 from .localize import figures_before

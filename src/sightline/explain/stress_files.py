@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..audit.maps import sheet
 from ..evaluate import as_csv, make_folder, same_change, save_plainly
+from ..report.drawing import sheet
 from .segmentation import PER_PICTURE
 from .stress_results import Stressed, draw
 

@@ -205,7 +205,7 @@ class Bench:
     def _draw(self, rows: Rows, found: Search) -> None:
         """What each part, and the usual quantiles, leave of a few of the pictures."""
         from ..data.images import Canvas, decode
-        from ..strips import strips
+        from ..report.strips import strips
 
         every = rows.where("val")
         few = every[np.linspace(0, len(every) - 1, min(DRAWN, len(every))).round().astype(int)]

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .audit.maps import as_seen, sheet, to_pictures, with_parts
-from .sight import Prediction, Sight
+from ..sight import Prediction, Sight
+from .drawing import as_seen, sheet, to_pictures, with_parts
 
 if TYPE_CHECKING:
-    from .load import Model
+    from ..load import Model
 
 MOST = 16  # pictures in one display
 CLASSES = 5
@@ -130,7 +130,7 @@ def shares_html(one: Answer) -> str:
 
 def model_html(model: Model) -> str:
     """What it is, and every group with its interval."""
-    from .metrics.estimates import Metrics, read_metrics
+    from ..metrics.estimates import Metrics, read_metrics
 
     facts = model.run.facts
     title = f"<b>{escape(facts['method'])}</b>, trained on {escape(facts['data']['name'])}"

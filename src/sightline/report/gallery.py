@@ -20,7 +20,7 @@ from ..explain.background_swaps import EXAMPLES, KINDS
 from ..interventions.file import Intervention
 from ..metrics.predictions import NO_CLASS
 from .case import Case, hides
-from .maps import to_pictures
+from .drawing import to_pictures
 from .survey import Survey, part_of_pixels
 
 SIDE = 160  # of a thumbnail in pixels

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from ..metrics.estimates import Estimate
-from .maps import to_pictures
+from .drawing import to_pictures
 
 GAP = 8
 RIGHT, WRONG, PLAIN = (20, 120, 50), (190, 30, 30), (60, 60, 60)

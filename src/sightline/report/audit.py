@@ -32,11 +32,11 @@ from ..metrics.groups import evaluate, score
 from ..metrics.inference import over_batches, sight_for
 from ..screen import bar, make_way, write
 from ..sight import cell_share
-from . import wording
+from . import text as wording
 from .case import Case, counting, open_case
-from .facts import command_for, counts, facts
 from .gallery import Shown, css_colour, examples_of_swaps, galleries, jpeg_uri
 from .proof import prove
+from .provenance import command_for, counts, facts
 from .survey import LeftOut, Presence, Survey, left_out, presence, survey
 
 T = TypeVar("T")

@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from .audit.maps import as_seen, sheet, with_parts
-from .audit.sheets import Line, Section, page, sheet_of, table_of_trials
-from .config import Strips
-from .easel import Easel
-from .interventions.file import Intervention
-from .interventions.search import MOST_COLUMNS, WORDS, Search, Trial
-from .methods.pdiscoformer import PartLearner
+from ..config import Strips
+from ..interventions.file import Intervention
+from ..interventions.search import MOST_COLUMNS, WORDS, Search, Trial
+from ..methods.pdiscoformer import PartLearner
+from .contact_sheet import Line, Section, page, sheet_of, table_of_trials
+from .drawing import as_seen, sheet, with_parts
+from .figures import Easel
 
 STRIP = (0.99, 0.97)
 MOST_PIXELS = 224  # of a picture's side on a sheet of interventions
@@ -69,8 +69,8 @@ def shrunk(images: Tensor, most: int = MOST_PIXELS) -> Tensor:
 
 def write_left_out(run: Path, measured: dict[str, Any]) -> Path:
     """What `intervene --find` measured and drew, in one file to be opened: the table, and its pictures."""
-    from .evaluate import save_plainly
-    from .interventions.apply import SEARCH_FILE
+    from ..evaluate import save_plainly
+    from ..interventions.apply import SEARCH_FILE
 
     path = run / SEARCH_FILE.parent / "index.html"
     save_plainly(path, page(f"What each part of {run.name} is good for", [left_out_section(run, measured)]))
@@ -78,7 +78,7 @@ def write_left_out(run: Path, measured: dict[str, Any]) -> Path:
 
 
 def left_out_section(run: Path, measured: dict[str, Any], called: str = "") -> Section:
-    from .interventions.apply import SEARCH_FILE
+    from ..interventions.apply import SEARCH_FILE
 
     what = WORDS[measured["objective"]]
     best = measured["steps"][-1] if measured["steps"] else None
@@ -110,7 +110,7 @@ class Drawn:
 
 def draw(command: Strips) -> Drawn:
     """The pictures asked for, of every run, as PNG files and on one page."""
-    from .evaluate import make_folder, save_plainly
+    from ..evaluate import make_folder, save_plainly
 
     runs, data = command.runs_and_data
     sections: dict[str, Section] = {}

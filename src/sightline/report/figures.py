@@ -15,25 +15,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .audit.gallery import LINE, colour_of, drawn, outlined, painted, small_views
-from .audit.sheets import RIGHT, WRONG, Colour, Line, Note, centre_of, crossed, heat
-from .audit.survey import part_of_pixels
-from .config import Evaluate, Intervene, Strips
-from .data.images import Canvas, decode
-from .data.rows import Rows
-from .errors import UserError
-from .explain.background_swaps import Held, kinds_of_background, partner
-from .interventions.file import Intervention, Sketch
-from .methods.pdiscoformer import PartLearner
-from .metrics.inference import answering_batches
-from .sight import Prediction, Sight, cell_share
+from ..config import Evaluate, Intervene, Strips
+from ..data.images import Canvas, decode
+from ..data.rows import Rows
+from ..errors import UserError
+from ..explain.background_swaps import Held, kinds_of_background, partner
+from ..interventions.file import Intervention, Sketch
+from ..methods.pdiscoformer import PartLearner
+from ..metrics.inference import answering_batches
+from ..sight import Prediction, Sight, cell_share
+from .contact_sheet import RIGHT, WRONG, Colour, Line, Note, centre_of, crossed, heat
+from .gallery import LINE, colour_of, drawn, outlined, painted, small_views
+from .survey import part_of_pixels
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from .data.batches import Batches
-    from .evaluate import Asked
-    from .load import Model
+    from ..data.batches import Batches
+    from ..evaluate import Asked
+    from ..load import Model
 
 TILE, TILES = 132, 9  # of heat maps: their side, and how many stand beside each other
 POOL = 64  # pictures that lend their backgrounds
@@ -54,8 +54,8 @@ class Easel:
 
     @classmethod
     def open(cls, command: Strips, folder: Path, data: Path | None, first: Easel | None, called: str = "") -> Easel:
-        from .evaluate import data_asked_for, opened
-        from .interventions.apply import kept, with_parts
+        from ..evaluate import data_asked_for, opened
+        from ..interventions.apply import kept, with_parts
 
         accelerator, model = opened(folder, command.device)
         method = with_parts(model.method, str(folder))
@@ -92,7 +92,7 @@ class Easel:
 
     @cached_property
     def measured(self) -> dict[str, Any] | None:
-        from .interventions.intervene import Bench
+        from ..interventions.intervene import Bench
 
         return Bench(Intervene(self.model.run.folder), self.accelerator, self.model, self.method).measured()
 
@@ -175,7 +175,7 @@ class Easel:
 
     @cached_property
     def sketch(self) -> Sketch:
-        from .interventions.apply import calibrate
+        from ..interventions.apply import calibrate
 
         if not len(self.asked.rows.where("train")):
             raise UserError(f"{self.asked.path}: no training pictures, whose distances --quantiles are of; use --kind")

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import UserError
-from .explain.localize import FIGURES, Localization
-from .interventions.file import Intervention
-from .methods.pdiscoformer import PartLearner
-from .metrics.estimates import Metrics, read_metrics
-from .metrics.inference import needs_masks
+from ..errors import UserError
+from ..explain.localize import FIGURES, Localization
+from ..interventions.file import Intervention
+from ..methods.pdiscoformer import PartLearner
+from ..metrics.estimates import Metrics, read_metrics
+from ..metrics.inference import needs_masks
 
 if TYPE_CHECKING:
-    from .export_check import Agreement
-    from .load import Model
-    from .verify.verify import Certificate
+    from ..export_check import Agreement
+    from ..load import Model
+    from ..verify.verify import Certificate
 
-TEMPLATE = Path(__file__).parent / "templates" / "card.md.j2"
+TEMPLATE = Path(__file__).with_name("card.md.j2")
 MOST = 40  # rows of a table
 LIMITS = (
     "It knows its classes and nothing else: a picture of something else is answered, too, and perhaps surely.",
@@ -93,7 +93,7 @@ def plain(text: object) -> str:
 
 def what_it_is(method: str) -> str:
     """The first sentence of what the command line says of the method."""
-    from . import config
+    from .. import config
 
     kinds = [kind for kind in vars(config).values() if getattr(kind, "method", None) == method]
     doc = next((kind.__doc__ for kind in kinds if kind.__doc__), None)
@@ -197,7 +197,7 @@ def correction_of(kept: Intervention | None) -> str:
 
 
 def example_of(model: Model) -> str:
-    from .export import example
+    from ..export import example
 
     return example(model.expects, needs_masks(model.method))
 

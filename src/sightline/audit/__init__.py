@@ -1,1 +1,0 @@
-"""What a person sees. Nothing here imports `what`, and of `where` only the maps of what an answer relies on."""

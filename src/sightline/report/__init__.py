@@ -1,0 +1,1 @@
+"""The HTML report, its figures and text, galleries, and the model card."""
