@@ -331,7 +331,7 @@ def render(context: dict[str, Any]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("sightline", "audit"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("sightline", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"percent": wording.percent, "points": wording.points, "minus": wording.minus}
