@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from sightline.export_check import open_session, run
+from sightline.export.check import open_session, run
 from sightline.vit.weights import save_backbone
 
 from .conftest import small_vit

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from sightline.config import Pdiscoformer, Probe
-from sightline.export import certificate_of
+from sightline.export.export import certificate_of
 from sightline.interventions.file import Intervention
 from sightline.load import load
 from sightline.report.card import card, made_of, plain

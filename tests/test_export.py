@@ -13,9 +13,9 @@ from PIL import Image
 from sightline.config import Ifam
 from sightline.data.images import read_image, to_tensor
 from sightline.errors import UserError
-from sightline.export import example, picture_facts
-from sightline.export_check import compare, open_session, run, second_half
-from sightline.export_graph import Switches, WithParts, switches, traceable
+from sightline.export.check import compare, open_session, run, second_half
+from sightline.export.export import example, picture_facts
+from sightline.export.graph import Switches, WithParts, switches, traceable
 from sightline.interventions.apply import intervened, keep
 from sightline.interventions.file import Intervention
 from sightline.load import load

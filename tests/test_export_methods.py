@@ -8,9 +8,9 @@ import torch
 
 from sightline.config import A2, A2Adapter, Aim, EarlyMask, Ifam, Pdiscoformer, Probe, RandomCrop
 from sightline.errors import UserError
-from sightline.export import discs
-from sightline.export_check import compare
-from sightline.export_graph import need_onnx, to_onnx, traceable
+from sightline.export.check import compare
+from sightline.export.export import discs
+from sightline.export.graph import need_onnx, to_onnx, traceable
 from sightline.load import load
 from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
 from sightline.train import train

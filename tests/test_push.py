@@ -14,7 +14,7 @@ import pytest
 
 import sightline
 from sightline.errors import UserError
-from sightline.push import refuse_odd_name, without_paths
+from sightline.export.push import refuse_odd_name, without_paths
 
 from .commands import SMALL, typed
 

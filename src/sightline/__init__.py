@@ -14,10 +14,10 @@ __all__ = [
 if TYPE_CHECKING:
     from .estimator import SightlineClassifier
     from .evaluate import assess as evaluate
-    from .export import export
+    from .export.export import export
+    from .export.push import push
     from .load import load_run as load
     from .pretrain import pretrain
-    from .push import push
     from .report.audit import audit as report
     from .sight import Method, Prediction, Sight
     from .train import train
@@ -29,8 +29,8 @@ _ROOMS = {  # where a word is, and by what name if that is another
     "load": ".load:load_run",
     "report": ".report.audit:audit",
     "evaluate": ".evaluate:assess",
-    "export": ".export",
-    "push": ".push",
+    "export": ".export.export",
+    "push": ".export.push",
     "SightlineClassifier": ".estimator",
     "train": ".train",
     "pretrain": ".pretrain",

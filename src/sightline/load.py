@@ -104,7 +104,7 @@ def load_run(folder: str | Path, device: str = "cpu", *, intervention: bool = Tr
 def load(folder: str | Path, device: str = "cpu") -> Model:
     """As it was trained."""
     if str(folder).startswith(HUB):
-        from .push import fetch
+        from .export.push import fetch
 
         folder = fetch(str(folder).removeprefix(HUB))
     run = read_run(folder)

@@ -51,7 +51,7 @@ def app(command: App) -> int:
 
 
 def export(command: Export) -> int:
-    from ..export import export as write_out
+    from ..export.export import export as write_out
 
     with bar("exporting", 4) as progress:
         made = write_out(command, progress)
@@ -63,7 +63,7 @@ def export(command: Export) -> int:
 
 
 def push(command: Push) -> int:
-    from ..push import push as publish
+    from ..export.push import push as publish
 
     with bar("publishing", 3) as progress:
         pushed = publish(command, progress)

@@ -15,7 +15,7 @@ from ..metrics.estimates import Metrics, read_metrics
 from ..metrics.inference import needs_masks
 
 if TYPE_CHECKING:
-    from ..export_check import Agreement
+    from ..export.check import Agreement
     from ..load import Model
     from ..verify.verify import Certificate
 
@@ -197,7 +197,7 @@ def correction_of(kept: Intervention | None) -> str:
 
 
 def example_of(model: Model) -> str:
-    from ..export import example
+    from ..export.export import example
 
     return example(model.expects, needs_masks(model.method))
 

@@ -14,14 +14,14 @@ from typing import Any, cast
 
 from torch import nn
 
-from .config import Push
-from .errors import UserError
+from ..config import Push
+from ..errors import UserError
+from ..fingerprints import weights_sha256
+from ..interventions.file import FILE as INTERVENTION
+from ..load import HUB, Model, load
+from ..metrics.inference import needs_masks
+from ..report.card import card
 from .export import certificate_of, discs, intervention_of, pictures_of
-from .fingerprints import weights_sha256
-from .interventions.file import FILE as INTERVENTION
-from .load import HUB, Model, load
-from .metrics.inference import needs_masks
-from .report.card import card
 
 LOADED = ("run.json", "best.safetensors", INTERVENTION, "metrics.json", "localization.json")
 ONNX = ("onnx/model.onnx", "onnx/model.json")

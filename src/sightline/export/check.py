@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import UserError
-from .export_graph import Traced, WithParts, need_onnx
-from .interventions.apply import intervened
-from .interventions.file import Intervention
-from .sight import Method, Prediction, Sight, Told
-from .verify.perturbations import fill, redraws
+from ..errors import UserError
+from ..interventions.apply import intervened
+from ..interventions.file import Intervention
+from ..sight import Method, Prediction, Sight, Told
+from ..verify.perturbations import fill, redraws
+from .graph import Traced, WithParts, need_onnx
 
 TOLERANCE = 1e-3  # of probabilities
 DRAWS = 2

@@ -17,20 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import __version__
-from .config import Export
-from .errors import UserError
-from .export_check import Agreement, compare
-from .export_graph import Traced, WithParts, need_onnx, to_onnx, traceable
-from .fingerprints import weights_sha256
-from .interventions.apply import announce
-from .interventions.file import Intervention
-from .load import Model, load
-from .training.checkpoint import replace_durably, save_text
+from .. import __version__
+from ..config import Export
+from ..errors import UserError
+from ..fingerprints import weights_sha256
+from ..interventions.apply import announce
+from ..interventions.file import Intervention
+from ..load import Model, load
+from ..training.checkpoint import replace_durably, save_text
+from .check import Agreement, compare
+from .graph import Traced, WithParts, need_onnx, to_onnx, traceable
 
 if TYPE_CHECKING:
-    from .verify.verify import Certificate
-    from .vit.model import Input
+    from ..verify.verify import Certificate
+    from ..vit.model import Input
 
 LARGEST = 2 << 30  # bytes in one file of protocol buffers
 WORDS = {
@@ -74,7 +74,7 @@ class Exported:
 def export(command: Export, step: Callable[[int], None] | None = None) -> Exported:
     """A folder with model.onnx, model.json and README.md; nothing of it where the file says anything else than torch.
     `step` is told when one of four steps is done."""
-    from .report.card import card
+    from ..report.card import card
 
     done = step or (lambda _: None)
     need_onnx()
@@ -119,7 +119,7 @@ def make_folder(folder: Path) -> None:
 
 def intervention_of(model: Model) -> Intervention | None:
     """Also one that only names parts."""
-    from .interventions.apply import kept
+    from ..interventions.apply import kept
 
     return kept(model)
 
@@ -151,9 +151,9 @@ def defaults(traced: Traced, kept: Intervention | None) -> dict[str, Tensor]:
 
 def pictures_of(model: Model, given: tuple[Path, ...], limit: int) -> tuple[Tensor, str]:
     """float [n, 3, h, w] and what they are: as given, or from all over a split of the run's data, or drawn here."""
-    from .data.images import Canvas, decode, find_images, read_image, to_tensor
-    from .data.rows import read_rows
-    from .data.toy import make_toy
+    from ..data.images import Canvas, decode, find_images, read_image, to_tensor
+    from ..data.rows import read_rows
+    from ..data.toy import make_toy
 
     if limit < 1:
         raise UserError(f"--limit {limit}: at least 1")
@@ -182,9 +182,9 @@ def discs(count: int, size: tuple[int, int]) -> Tensor:
 
 def certificate_of(model: Model, kept: Intervention | None, images: Tensor, masks: Tensor | None) -> Certificate | None:
     """The proof in torch, on the same pictures; None for a method that sees everything, and says so."""
-    from .interventions.apply import intervened
-    from .predict import sees_everything
-    from .verify.verify import verify
+    from ..interventions.apply import intervened
+    from ..predict import sees_everything
+    from ..verify.verify import verify
 
     if not getattr(model.method, "blind", True):
         return None

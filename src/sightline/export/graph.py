@@ -18,26 +18,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .data.crops import resizing
-from .errors import UserError
-from .methods.attentive import Attentive
-from .methods.erm import Classifier
-from .methods.given_mask import GivenMask
-from .methods.ifam import IFam
-from .methods.pair import Pair
-from .methods.pdiscoformer import PartLearner, PDiscoFormer
-from .methods.probe import ScaleClassifier
-from .methods.ttr import Recaller
-from .methods.zeroshot import WholeZeroShot
-from .sight import Method, Prediction, Sight, inside_boxes
-from .vit.model import Input
-from .what.masked import MaskedViT
-from .what.probe import BoxProbe
-from .what.zeroshot import ZeroShot
-from .where.adapter import AdaptedSight
-from .where.corrections import Claims, Correction
-from .where.crops import CentreSight, CropSight, in_pixels
-from .where.parts import Parts
+from ..data.crops import resizing
+from ..errors import UserError
+from ..methods.attentive import Attentive
+from ..methods.erm import Classifier
+from ..methods.given_mask import GivenMask
+from ..methods.ifam import IFam
+from ..methods.pair import Pair
+from ..methods.pdiscoformer import PartLearner, PDiscoFormer
+from ..methods.probe import ScaleClassifier
+from ..methods.ttr import Recaller
+from ..methods.zeroshot import WholeZeroShot
+from ..sight import Method, Prediction, Sight, inside_boxes
+from ..vit.model import Input
+from ..what.masked import MaskedViT
+from ..what.probe import BoxProbe
+from ..what.zeroshot import ZeroShot
+from ..where.adapter import AdaptedSight
+from ..where.corrections import Claims, Correction
+from ..where.crops import CentreSight, CropSight, in_pixels
+from ..where.parts import Parts
 
 OPSET = 18
 WHOLE = 2.0**42  # attention times that, rounded, adds up exactly in double precision
