@@ -21,7 +21,7 @@ from torch import Tensor
 from pixel_cost import PixelCost, ifam, kept
 from ratios import ratios
 from record import record
-from sightline.data.toy import make_toy
+from sightline.datasets.toy_images import make_toy
 from sightline.interventions.apply import QUANTILES, intervened
 from sightline.interventions.file import Intervention
 from sightline.methods.ifam import IFam

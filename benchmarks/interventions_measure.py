@@ -23,8 +23,8 @@ import torch
 from interventions_rows import QUANTILES
 from sightline.config import Evaluate
 from sightline.data.batches import Batches
-from sightline.data.birds import read_birds
 from sightline.data.rows import Rows, attribute_of
+from sightline.datasets.birds import read_birds
 from sightline.evaluate import data_asked_for, opened
 from sightline.explain.localize import localize
 from sightline.interventions.apply import QUANTILES as SEARCHED

@@ -33,7 +33,7 @@ from sightline.data.batches import Batches
 from sightline.data.cache import Cache
 from sightline.data.images import Canvas
 from sightline.data.rows import Rows
-from sightline.data.toy import make_toy
+from sightline.datasets.toy_images import make_toy
 
 SHARED = Path(os.environ.get("SIGHTLINE_SHARED", Path(__file__).parents[2] / "shared"))
 PACK = "cub224.zip"

@@ -32,7 +32,7 @@ from record import record
 from sightline.config import Ifam
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import fingerprint, read_rows
-from sightline.data.toy import Toy, make_toy
+from sightline.datasets.toy_images import Toy, make_toy
 from sightline.methods.erm import Classifier
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import How, selector

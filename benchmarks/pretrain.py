@@ -29,7 +29,7 @@ from record import record
 from sightline.config import Erm, Pretrain
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import Rows, read_rows
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.load import load
 from sightline.methods.dino import mass_and_hit, nearest_neighbours, patch_attention
 from sightline.metrics.inference import make_accelerator

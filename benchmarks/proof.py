@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import nn
 
 from record import record
-from sightline.data.toy import make_toy
+from sightline.datasets.toy_images import make_toy
 from sightline.sight import Sight
 from sightline.verify.verify import verify
 from sightline.vit.weights import load_backbone

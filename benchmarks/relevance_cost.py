@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ratios import ratios, verdicts
 from record import record
-from sightline.data.toy import make_toy
+from sightline.datasets.toy_images import make_toy
 from sightline.vit.model import ViT
 from sightline.vit.weights import load_backbone
 from sightline.where.relevance import KINDS, MAPS, gae

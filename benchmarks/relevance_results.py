@@ -166,8 +166,8 @@ def draw_all(runs: Path, device: str = "auto") -> None:
 def draw_maps(before: Path, after: Path, path: Path, device: str) -> None:
     """Relevance before and after, of pictures that were put right and of such that were put wrong, alike."""
     from sightline.config import Evaluate
-    from sightline.data.imagenet import imagenet_classes
     from sightline.data.images import Canvas, decode
+    from sightline.datasets.imagenet import imagenet_classes
     from sightline.evaluate import data_asked_for, opened
     from sightline.explain.class_changes import both
     from sightline.report.drawing import lit, sheet

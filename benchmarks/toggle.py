@@ -29,7 +29,7 @@ from record import record
 from sightline.app.panels import panel
 from sightline.app.session import Answer, Picture, Viewer
 from sightline.config import App, Ifam
-from sightline.data.toy import make_toy
+from sightline.datasets.toy_images import make_toy
 from sightline.interventions.apply import intervened
 from sightline.interventions.file import Intervention
 from sightline.load import Model

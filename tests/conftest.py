@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sightline
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.vit.model import Input, ViT, ViTConfig
 
 from .commands import SMALL, typed

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from sightline.config import A2, CentreCrop, Probe, RandomCrop
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods import a2 as method_file

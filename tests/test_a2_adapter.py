@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from sightline.config import A2Adapter
-from sightline.data.toy import make_toy
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
+from sightline.datasets.toy_images import make_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods.a2_adapter import Pictures, Plan, as_grid, chosen, learn, sentence

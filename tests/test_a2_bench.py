@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sightline.data.rows import read_rows
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))

@@ -14,7 +14,7 @@ from PIL import Image
 from sightline.app.app import FOUND, Page
 from sightline.app.session import Viewer
 from sightline.config import App, Erm, Ifam
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.interventions.file import Intervention
 from sightline.train import train
 

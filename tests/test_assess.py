@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sightline.config import Ifam, Pdiscoformer
-from sightline.data import metashift
-from sightline.data.metashift import ANIMALS
-from sightline.data.toyset import write_toy
+from sightline.datasets import metashift
+from sightline.datasets.metashift import ANIMALS
+from sightline.datasets.toy import write_toy
 from sightline.load import Model
 from sightline.methods.given_mask import Given, GivenMask
 from sightline.methods.ifam import IFam, predictor

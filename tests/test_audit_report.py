@@ -13,7 +13,7 @@ import tyro
 
 from sightline.cli import Command
 from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.interventions.apply import intervened
 from sightline.interventions.file import Intervention

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sightline.data.imagenet import IMAGENET9_CLASSES
+from sightline.datasets.imagenet import IMAGENET9_CLASSES
 
 from .commands import QUICK, SMALL, typed
 from .conftest import shared

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sightline.config import Ifam, Pdiscoformer
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.methods.erm import Classifier
 from sightline.methods.given_mask import Given, GivenMask
 from sightline.methods.ifam import IFam, predictor

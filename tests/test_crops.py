@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.data.toy import make_toy
+from sightline.datasets.toy_images import make_toy
 from sightline.sight import Look, inside_boxes
 from sightline.where.attention import cls_attention_map
 from sightline.where.crops import CentreSight, CropSight, RandomSight, greedy_crops, in_pixels, random_crops

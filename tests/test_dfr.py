@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sightline.config import A2Dfr, Dfr
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.train import train

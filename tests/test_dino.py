@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from sightline.config import Pretrain
 from sightline.data.batches import Batch
-from sightline.data.toy import make_toy
+from sightline.datasets.toy_images import make_toy
 from sightline.methods.dino import (
     Dino,
     geometry,

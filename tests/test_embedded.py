@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 import sightline
-from sightline.data.toy import make_toy
+from sightline.datasets.toy_images import make_toy
 from sightline.errors import UserError
 from sightline.methods.dino import mass_and_hit, patch_attention
 from sightline.vit.weights import load_backbone

@@ -11,7 +11,7 @@ from PIL import Image
 
 from sightline.config import EarlyMask, LateMask
 from sightline.data.rows import read_rows
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods import given_mask

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from sightline.config import Ifam
 from sightline.data.augment import Affine
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods.ifam import IFam, Pixels, build_ifam, predictor, put_back, refuse_hopeless_pixels

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sightline.config import Ifam, Shaping
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods.pdiscoformer import refuse_hopeless_parts

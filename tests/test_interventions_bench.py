@@ -11,7 +11,7 @@ import pytest
 
 from sightline.config import Ifam
 from sightline.data.rows import read_rows
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.interventions.file import Intervention
 from sightline.metrics.predictions import Answers

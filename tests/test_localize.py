@@ -14,7 +14,7 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sightline import cli
 from sightline.data.batches import Batch
 from sightline.data.rows import Rows, read_rows
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.explain.localize import Localization, estimates, localize
 from sightline.metrics.inference import make_accelerator

@@ -11,7 +11,7 @@ from PIL import Image
 
 from sightline.config import Localize
 from sightline.data.rows import read_rows
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.explain.attention_tables import FIGURES, PLACES
 from sightline.explain.localize_backbones import (

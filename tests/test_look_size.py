@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sightline.config import Ifam
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods.ifam import build_ifam, look_size

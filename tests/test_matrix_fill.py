@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 import sightline
 from sightline.config import A2, Matrix, Probe
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.matrix import fill
 from sightline.matrix.bench import Bench

@@ -9,7 +9,7 @@ from PIL import Image
 import sightline
 from sightline.config import Pdiscoformer, Probe
 from sightline.data.rows import read_rows
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.matrix import fill
 

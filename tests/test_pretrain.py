@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from sightline.cli import run
 from sightline.config import Pretrain
-from sightline.data.toyset import write_toy
 from sightline.data.unlabelled import has_classes, read_pictures
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.pretrain import pretrain

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sightline.data.rows import read_rows
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.explain.stress_results import Stressed
 

@@ -14,9 +14,9 @@ from PIL import Image, ImageOps
 from sightline.config import Robustvit
 from sightline.data import batches
 from sightline.data.batches import Batch
-from sightline.data.imagenet import imagenet_classes
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import read_rows
+from sightline.datasets.imagenet import imagenet_classes
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods.erm import Classifier

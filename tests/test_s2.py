@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from sightline.config import S2, Probe
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.train import train

@@ -15,7 +15,7 @@ from sightline.app.lock import Turns
 from sightline.app.panels import drawn_mask, panel, plain
 from sightline.app.session import Viewer
 from sightline.config import A2, App, EarlyMask, Erm, Ifam, Pdiscoformer
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.interventions.apply import calibrate, intervened
 from sightline.interventions.file import Intervention

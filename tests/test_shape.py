@@ -8,7 +8,7 @@ import torch
 
 from sightline.config import Shape
 from sightline.data.rows import Rows, read_rows
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.explain.shape import label_from_shape, shape_run, shapes
 from sightline.metrics.groups import evaluate
 from sightline.metrics.inference import make_accelerator

@@ -13,7 +13,7 @@ from PIL import Image
 
 from sightline.config import Ifam, Pdiscoformer, Probe, Strips
 from sightline.data.rows import Rows
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.interventions.file import Intervention
 from sightline.report.contact_sheet import Line, Note, centre_of, crossed, heat, sheet_of, shortened

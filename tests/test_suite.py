@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from sightline.data.imagenet import objectnet_answers
 from sightline.data.rows import read_rows
+from sightline.datasets.imagenet import objectnet_answers
 from sightline.errors import UserError
 from sightline.explain import suite
 from sightline.explain.class_changes import Seen, class_changes, in_order_of, in_words

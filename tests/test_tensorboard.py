@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 
 from .commands import SMALL, typed
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.metrics.predictions import Answers
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from sightline.config import A2Zs, Ttr, Zs
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods import zeroshot as method_file

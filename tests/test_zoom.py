@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from sightline.config.methods import Fill
-from sightline.data.toyset import write_toy
+from sightline.datasets.toy import write_toy
 from sightline.load import load
 from sightline.methods.pair import Pair
 from sightline.metrics.cost import cost

@@ -10,8 +10,8 @@ import torch
 
 from .commands import compare, train
 from .config import A2, Compare, Demo, EarlyMask, Erm, Ifam, Probe, Train
-from .data.toy import make_toy
-from .data.toyset import write_toy
+from .datasets.toy import write_toy
+from .datasets.toy_images import make_toy
 from .errors import UserError
 from .load import load
 from .methods.given_mask import GivenMask

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .config import Compare, Evaluate
-from .data.imagenet import IMAGENET9_CLASSES, imagenet_classes, imagenet_to_imagenet9
 from .data.rows import Rows, fingerprint, read_rows
+from .datasets.imagenet import IMAGENET9_CLASSES, imagenet_classes, imagenet_to_imagenet9
 from .errors import UserError
 from .interventions.apply import load_corrected
 from .load import Model

@@ -7,7 +7,7 @@ import torch
 
 from sightline.config import Build
 from sightline.data.augment import Pictures
-from sightline.data.toy import make_toy
+from sightline.datasets.toy_images import make_toy
 
 from .miniature import draw_cub, draw_scenes
 

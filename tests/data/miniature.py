@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from sightline.data.birds import Bird, Birds, Files, is_waterbird
+from sightline.datasets.birds import Bird, Birds, Files, is_waterbird
 
 SPECIES = {
     "001.Herring_Gull": (230, 230, 240),

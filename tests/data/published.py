@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sightline.data.cub import WATERBIRDS
-from sightline.data.imagenet import (
+from sightline.data.rows import SPLITS, Rows
+from sightline.datasets.cub import WATERBIRDS
+from sightline.datasets.imagenet import (
     IMAGENET9_CLASSES,
     IMAGENET9_RANGES,
 )
-from sightline.data.metashift import (
+from sightline.datasets.metashift import (
     ANIMALS,
 )
-from sightline.data.rows import SPLITS, Rows
 
 
 def an_image() -> bytes:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from sightline.data.augment import PRESETS, Augment, Pictures, uniforms
 from sightline.data.images import mask_to_tensor, to_tensor
-from sightline.data.toy import make_toy
+from sightline.datasets.toy_images import make_toy
 from sightline.errors import UserError
 from sightline.vit.model import Input
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sightline.data import shifts
-from sightline.data.birds import read_birds, read_scenes
-from sightline.data.build import Build, build
+from sightline.datasets import recipes as shifts
+from sightline.datasets.birds import read_birds, read_scenes
+from sightline.datasets.data import Build, build
 from sightline.errors import UserError
 from tests.data.miniature import SCENES, contents
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sightline.data import build as building
-from sightline.data.build import BUILDERS, Build, build
-from sightline.data.paste import paste
 from sightline.data.rows import SPLITS, read_rows
+from sightline.datasets import data as building
+from sightline.datasets.data import BUILDERS, Build, build
+from sightline.datasets.paste import paste
 from sightline.errors import UserError
 from tests.conftest import shared
 from tests.data.miniature import array, contents, rows_of

@@ -15,7 +15,7 @@ from PIL import Image
 
 from sightline.data.check import Report, check, cramers_v
 from sightline.data.rows import Rows, name_groups, read_rows
-from sightline.data.toy import make_toy
+from sightline.datasets.toy_images import make_toy
 from sightline.metrics.groups import wilson
 from tests.conftest import shared
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sightline.data.celeba import read_celeba
-from sightline.data.cub import WATERBIRDS, read_cub, read_waterbird200
-from sightline.data.imagenet import (
+from sightline.data.rows import LAYOUTS, TEST, Rows, read_rows
+from sightline.datasets.celeba import read_celeba
+from sightline.datasets.cub import WATERBIRDS, read_cub, read_waterbird200
+from sightline.datasets.imagenet import (
     read_imagenet,
     read_imagenet9,
     read_imagenet_a,
@@ -21,15 +22,14 @@ from sightline.data.imagenet import (
     read_si_score_rotation,
     read_si_score_size,
 )
-from sightline.data.metashift import (
+from sightline.datasets.metashift import (
     read_metashift_animals,
     read_metashift_disc,
     read_metashift_indoor_outdoor,
 )
-from sightline.data.rows import LAYOUTS, TEST, Rows, read_rows
-from sightline.data.siim import read_siim
-from sightline.data.spawrious import read_spawrious_m2m, read_spawrious_o2o
-from sightline.data.waterbirds import read_waterbirds
+from sightline.datasets.siim import read_siim
+from sightline.datasets.spawrious import read_spawrious_m2m, read_spawrious_o2o
+from sightline.datasets.waterbirds import read_waterbirds
 from sightline.errors import UserError
 
 from .published import (

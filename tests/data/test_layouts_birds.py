@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from sightline.data.cub import WATERBIRDS, read_cub, read_waterbird200
 from sightline.data.rows import SPLITS
-from sightline.data.waterbirds import read_waterbirds
+from sightline.datasets.cub import WATERBIRDS, read_cub, read_waterbird200
+from sightline.datasets.waterbirds import read_waterbirds
 from sightline.errors import UserError
 
 from .published import BIRDS, counted, make_cub, make_waterbirds, make_waterbirds_in_cub, put

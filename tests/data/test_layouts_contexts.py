@@ -5,16 +5,16 @@ from collections import Counter
 
 import pytest
 
-from sightline.data.celeba import read_celeba
-from sightline.data.metashift import (
+from sightline.data.rows import read_rows
+from sightline.datasets.celeba import read_celeba
+from sightline.datasets.metashift import (
     ANIMALS,
     read_metashift_animals,
     read_metashift_disc,
     read_metashift_indoor_outdoor,
 )
-from sightline.data.pickles import pickle_to_json
-from sightline.data.rows import read_rows
-from sightline.data.spawrious import read_spawrious_m2m, read_spawrious_o2o
+from sightline.datasets.pickles import pickle_to_json
+from sightline.datasets.spawrious import read_spawrious_m2m, read_spawrious_o2o
 from sightline.errors import UserError
 
 from .published import (

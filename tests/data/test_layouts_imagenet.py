@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sightline.data.imagenet import (
+from sightline.data.images import read_mask
+from sightline.data.rows import SPLITS, read_rows
+from sightline.datasets.imagenet import (
     IMAGENET9_CLASSES,
     imagenet_classes,
     imagenet_labels,
@@ -27,8 +29,6 @@ from sightline.data.imagenet import (
     read_si_score_size,
     write_imagenet_s_masks,
 )
-from sightline.data.images import read_mask
-from sightline.data.rows import SPLITS, read_rows
 from sightline.errors import UserError
 from tests.conftest import shared
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from sightline.data.images import read_mask
-from sightline.data.pickles import pickle_to_json
-from sightline.data.siim import read_dicom, read_siim, write_masks
+from sightline.datasets.pickles import pickle_to_json
+from sightline.datasets.siim import read_dicom, read_siim, write_masks
 from sightline.errors import UserError
 
 from .published import (

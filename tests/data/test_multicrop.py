@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from sightline.data.augment import uniforms
-from sightline.data.crops import DRAWS, MultiCrop, blur, boxes, resizing
-from sightline.data.toy import make_toy
+from sightline.data.multicrop import DRAWS, MultiCrop, blur, boxes, resizing
+from sightline.datasets.toy_images import make_toy
 
 PLAIN = MultiCrop(large=32, small=16, smalls=3, flip=0.0, jitter=0.0, grey=0.0, blur=(0.0, 0.0, 0.0), solarise=0.0)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageOps
 
-from sightline.data import shifts
-from sightline.data.birds import read_birds, read_scenes
-from sightline.data.build import Build, build
-from sightline.data.paste import MOST_COVERED, Pose, Thing, move, paste, place_thing
+from sightline.datasets import recipes as shifts
+from sightline.datasets.birds import read_birds, read_scenes
+from sightline.datasets.data import Build, build
+from sightline.datasets.paste import MOST_COVERED, Pose, Thing, move, paste, place_thing
 from tests.conftest import shared
 from tests.data.miniature import SPECIES, array, bird_photo, rows_of
 

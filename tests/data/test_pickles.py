@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from sightline.data.pickles import pickle_to_json, read_pickle
+from sightline.datasets.pickles import pickle_to_json, read_pickle
 from sightline.errors import UserError
 
 from .published import (

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from sightline.data.pool import in_processes
+from sightline.datasets.pool import in_processes
 from sightline.errors import UserError
 
 

@@ -315,6 +315,6 @@ def test_a_layout_without_val_gets_one(tmp_path, monkeypatch):
     def read(root: Path) -> Rows:
         return Rows("x", root, list("abcd"), np.array([0, 0, 1, 1]), ("p", "q"), np.array([0, 0, 0, 0], np.int8))
 
-    monkeypatch.setattr(import_module("sightline.data.waterbirds"), "read_waterbirds", read)
+    monkeypatch.setattr(import_module("sightline.datasets.waterbirds"), "read_waterbirds", read)
     rows = read_rows(tmp_path, layout="waterbirds")
     assert group_table(rows).tolist() == [[1, 1], [1, 1], [0, 0]]

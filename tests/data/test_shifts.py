@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sightline.data import shifts
-from sightline.data.birds import is_waterbird, read_birds, read_scenes
-from sightline.data.build import BUILDERS, Build
+from sightline.datasets import recipes as shifts
+from sightline.datasets.birds import is_waterbird, read_birds, read_scenes
+from sightline.datasets.data import BUILDERS, Build
 from tests.conftest import shared
 from tests.data.miniature import SPECIES, draw_scenes, table_of
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sightline.data.toy import BLOCK, CLASS_NAMES, PART_NAMES, PLACE_NAMES, Toy, make_toy
+from sightline.datasets.toy_images import BLOCK, CLASS_NAMES, PART_NAMES, PLACE_NAMES, Toy, make_toy
 
 K = len(PART_NAMES)
 

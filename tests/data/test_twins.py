@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from sightline.data.toy import make_toy
-from sightline.data.twins import NEAR, bits_apart, near_pairs, perceptual_hash, twins_across
+from sightline.data.duplicates import NEAR, bits_apart, near_pairs, perceptual_hash, twins_across
+from sightline.datasets.toy_images import make_toy
 
 
 def test_near_pairs_are_those_of_trying_all_pairs():

@@ -28,7 +28,7 @@ def check(command: Check) -> int:
 
 
 def data(command: Data) -> int:
-    from ..data.build import Build, build
+    from ..datasets.data import Build, build
 
     options = {f.name: getattr(command, f.name) for f in fields(command) if f.name != "name"}
     built = build(command.name, Build(**options))
@@ -53,7 +53,7 @@ def in_a_line(counts: Mapping[str, int]) -> str:
 
 
 def toy(command: Toy) -> int:
-    from ..data.toyset import write_toy
+    from ..datasets.toy import write_toy
 
     if command.out.exists():
         raise UserError(f"{command.out}: is there already; choose another folder")
@@ -64,7 +64,7 @@ def toy(command: Toy) -> int:
 
 
 def convert(command: Convert) -> int:
-    from ..data.convert import convert as make
+    from ..datasets.convert import convert as make
 
     print("\n".join(make(command.layout, command.data)))
     return 0

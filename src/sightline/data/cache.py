@@ -25,9 +25,9 @@ from torch import Tensor
 from ..errors import UserError
 from ..screen import watched
 from .batches import Workers
+from .fingerprints import file_stamps
 from .images import Canvas, decode
 from .rows import Rows
-from .stamps import file_stamps
 
 FORMAT = 2
 CHUNK = 32  # pictures decoded and written at a time

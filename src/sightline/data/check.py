@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ..metrics.groups import wilson
+from .fingerprints import file_stamps
 from .rows import SPLITS, Rows, attribute_of, group_table
-from .stamps import file_stamps
 from .table import first_of
 
 Severity = Literal["error", "warning", "info"]
@@ -309,7 +309,7 @@ def _pictures(rows: Rows, which: np.ndarray, workers: int, progress: Callable[[i
 
 def _twins(rows: Rows, which: np.ndarray, hashes: np.ndarray) -> list[Finding]:
     """Pictures of one split that look like one of an earlier split, each with the one it is most like."""
-    from .twins import BITS, NEAR, twins_across
+    from .duplicates import BITS, NEAR, twins_across
 
     findings = []
     for (later, earlier), pairs in twins_across(hashes, rows.splits[which], len(SPLITS)).items():

@@ -303,7 +303,7 @@ def _open(source: Path | str | BinaryIO, name: str) -> Image.Image:
 
 
 def _open_dicom(source: Path | str | BinaryIO, name: str) -> Image.Image:
-    from .siim import read_dicom
+    from ..datasets.siim import read_dicom
 
     source = Path(source) if isinstance(source, str) else source
     try:

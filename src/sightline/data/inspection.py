@@ -12,9 +12,9 @@ from PIL import Image
 
 from ..errors import UserError
 from .check import Severity
+from .duplicates import perceptual_hash
 from .images import is_dicom, open_file, read_picture, read_picture_mask, same_shape
 from .rows import Rows
-from .twins import perceptual_hash
 
 BLOCK = 1024  # pictures handed to the workers at once
 ORIENTATION = 0x0112  # in EXIF

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..datasets.layouts import LAYOUTS as LAYOUTS
+from ..datasets.layouts import reader_of
 from ..errors import UserError
-from .layouts import LAYOUTS as LAYOUTS
-from .layouts import reader_of
-from .stamps import fingerprint as fingerprint
+from .fingerprints import fingerprint as fingerprint
 from .table import Table, Words, first_of, read_table
 
 SPLITS = ("train", "val", "test")

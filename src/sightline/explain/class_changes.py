@@ -87,7 +87,7 @@ def in_words(changes: Sequence[Change]) -> str:
 
 def draw_changes(named: Mapping[str, Sequence[Change]], path: Path, title: str) -> None:
     """A panel per data set: every class that changed, sorted, at most so many at either end."""
-    from ..data.imagenet import imagenet_classes
+    from ..datasets.imagenet import imagenet_classes
     from .plots import figure_class
 
     called = imagenet_classes()  # who is called by a number there

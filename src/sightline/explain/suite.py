@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.imagenet import SI_SCORE_FOLDERS, imagenet_classes, objectnet_answers
 from ..data.rows import Rows, read_rows
+from ..datasets.imagenet import SI_SCORE_FOLDERS, imagenet_classes, objectnet_answers
 from ..errors import UserError
 from ..metrics.estimates import Estimate
 from ..metrics.inference import answering_batches, needs_masks, over_batches, sight_to_answer

@@ -153,7 +153,7 @@ def pictures_of(model: Model, given: tuple[Path, ...], limit: int) -> tuple[Tens
     """float [n, 3, h, w] and what they are: as given, or from all over a split of the run's data, or drawn here."""
     from ..data.images import Canvas, decode, find_images, read_image, to_tensor
     from ..data.rows import read_rows
-    from ..data.toy import make_toy
+    from ..datasets.toy_images import make_toy
 
     if limit < 1:
         raise UserError(f"--limit {limit}: at least 1")

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.crops import resizing
+from ..data.multicrop import resizing
 from ..errors import UserError
 from ..methods.attentive import Attentive
 from ..methods.erm import Classifier

@@ -21,8 +21,8 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from ..data.augment import uniforms
-from ..data.crops import MultiCrop
 from ..data.images import Canvas
+from ..data.multicrop import MultiCrop
 from ..errors import UserError
 from ..metrics.inference import answering_batches
 from ..metrics.overlap import map_columns

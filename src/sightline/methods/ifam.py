@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Ifam
-from ..data.crops import resizing
+from ..data.multicrop import resizing
 from ..errors import UserError
 from ..sight import Prediction, Sight, cell_share
 from ..training.context import Group

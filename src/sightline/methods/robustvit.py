@@ -209,7 +209,7 @@ def of_run(config: Tuned, rows: Rows) -> tuple[ViT, Input]:
 
 
 def with_own_head(config: Tuned, rows: Rows) -> tuple[ViT, Input]:
-    from ..data.imagenet import imagenet_classes
+    from ..datasets.imagenet import imagenet_classes
     from ..vit.weights import load_backbone
 
     vit = load_backbone(config.backbone)

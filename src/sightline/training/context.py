@@ -19,9 +19,9 @@ from ..config import Dfr, Loop, Train
 from ..data.augment import PRESETS, Augment, Pictures
 from ..data.batches import Batch, Batches, balanced
 from ..data.cache import Cache
+from ..data.fingerprints import file_stamps
 from ..data.images import Canvas
 from ..data.rows import Rows
-from ..data.stamps import file_stamps
 from ..errors import UserError
 from ..metrics.groups import score
 from ..metrics.inference import answer_batches, answering_batches

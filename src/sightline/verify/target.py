@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..config import Verify
 from ..data.images import find_images, mask_to_tensor, read_image, read_mask, to_tensor
-from ..data.toy import make_toy
 from ..data.unlabelled import table_of
+from ..datasets.toy_images import make_toy
 from ..errors import UserError
 from ..interventions.apply import load_corrected
 from ..methods.pair import Pair

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..data.crops import resizing
+from ..data.multicrop import resizing
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor, nn
 
 from ..data.batches import Workers
+from ..data.fingerprints import file_stamps
 from ..data.images import Canvas, Placement, Sample, decode
 from ..data.rows import Rows
-from ..data.stamps import file_stamps
 from ..errors import UserError
 from ..fingerprints import weights_sha256
 from ..sight import Look

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import UserError
 
 if TYPE_CHECKING:
-    from .rows import Rows
+    from ..data.rows import Rows
 
 LAYOUTS = {
     "celeba": "celeba:read_celeba",

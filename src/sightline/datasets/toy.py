@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from .pool import in_processes
-from .toy import BLOCK, make_toy
+from .toy_images import BLOCK, make_toy
 
 SPLIT_SEEDS = {"train": 1, "val": 2, "test": 3}
 CHUNK = 8 * BLOCK  # pictures that a process draws at a time

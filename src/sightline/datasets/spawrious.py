@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..data.rows import TEST, TRAIN, Rows
 from .cub import NO_VAL, Folder, locate, pictures, rows_of_folders
-from .rows import TEST, TRAIN, Rows
 
 CLASSES = ("bulldog", "corgi", "dachshund", "labrador")
 O2O_TRAIN = {"bulldog": "jungle", "corgi": "desert", "dachshund": "mountain", "labrador": "snow"}

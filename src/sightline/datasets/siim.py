@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image
 
+from ..data.rows import TEST, TRAIN, Rows
 from ..errors import UserError
 from .cub import NO_VAL, Folder, locate, pictures, present, read_columns, rows_of_folders, save_mask, wrong_folder
 from .pickles import command_for, read_converted
-from .rows import TEST, TRAIN, Rows
 
 CLASSES = ("no pneumothorax", "pneumothorax")
 TUBE, NO_TUBE, UNKNOWN = "tube", "no tube", "tube unknown"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data.rows import TEST, TRAIN, Rows
 from ..errors import UserError
-from .rows import TEST, TRAIN, Rows
 
 WATERBIRDS = "waterbird_complete95_forest2water2"
 TABLES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "bounding_boxes.txt")
@@ -290,7 +290,7 @@ def rows_of_folders(
 def pictures(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[str, ...]:
     """The names of the pictures in a folder, sorted; hidden files are not seen."""
     if suffixes is None:
-        from .images import SUFFIXES as suffixes  # heavy: it brings torch
+        from ..data.images import SUFFIXES as suffixes  # heavy: it brings torch
     endings = tuple(suffixes)
     return tuple(name for name in _entries(folder, folders=False) if name.lower().endswith(endings))
 

@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from ..data.rows import TEST, TRAIN, VAL, Rows
 from ..errors import UserError
 from .cub import Folder, class_folders, locate, pictures, present, rows_of_folders, save_mask, wrong_folder
 from .pickles import command_for, read_json
-from .rows import TEST, TRAIN, VAL, Rows
 
 ANNOTATIONS = ("Annotations/CLS-LOC/val", "Annotations/val", "Annotations")
 IMAGENET9_CLASSES = (
@@ -288,7 +288,7 @@ def read_imagenet_s(root: Path) -> Rows:
 
 def write_imagenet_s_masks(root: Path | str) -> int:
     """Write ImageNet-S's class numbers as masks beside them (train-semi-mask, validation-mask); how many there are."""
-    from .images import read_image
+    from ..data.images import read_image
 
     needs, count = [f"{split}-segmentation" for split in SEGMENTED], 0
     folder = locate(Path(root), "ImageNet-S", needs, inside=("ImageNetS919",))

@@ -21,7 +21,7 @@ from PIL import Image
 
 from ..config import Build
 from ..errors import UserError
-from . import shifts
+from . import recipes as shifts
 from .birds import Birds, Scenes, read_birds, read_scenes
 from .paste import THINGS, Picture, paste
 from .pool import in_processes

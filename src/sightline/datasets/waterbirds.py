@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data.rows import TEST, TRAIN, VAL, Rows
 from ..errors import UserError
 from .cub import PARTS, TABLES, WATERBIRDS, Birds, choice, locate, read_birds, read_columns, refuse_missing
-from .rows import TEST, TRAIN, VAL, Rows
 
 CLASSES = ("landbird", "waterbird")
 PLACES = ("land", "water")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data.rows import TEST, TRAIN, Rows
 from ..errors import UserError
 from .cub import NO_VAL, Folder, class_folders, locate, pictures, present, rows_of_folders, wrong_folder
 from .pickles import read_converted
-from .rows import TEST, TRAIN, Rows
 
 CATS_AND_DOGS = ("cat", "dog")
 DISC = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ..data.rows import TEST, TRAIN, VAL, Rows
 from ..errors import UserError
 from .cub import choice, locate, read_columns, refuse_missing
-from .rows import TEST, TRAIN, VAL, Rows
 
 ATTRIBUTES, PARTITION, PICTURES = "list_attr_celeba.csv", "list_eval_partition.csv", "img_align_celeba"
 CLASSES = ("not blond", "blond")
