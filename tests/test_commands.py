@@ -11,7 +11,7 @@ from PIL import Image
 from sightline import cli
 from sightline.commands import measuring
 from sightline.commands.making import in_a_line
-from sightline.screen import bar, show_metrics
+from sightline.console import bar, show_metrics
 
 from .commands import copied, toy_pictures, typed
 from .conftest import shared

@@ -11,7 +11,7 @@ from sightline.config import Pdiscoformer, Probe
 from sightline.data.rows import read_rows
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.matrix import fill
+from sightline.matrix import matrix as fill
 
 from .commands import QUICK, typed
 from .test_matrix_fill import NANO, asked, toy  # noqa: F401 (a fixture)

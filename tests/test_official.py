@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from sightline.errors import UserError
 from sightline.load import load
 from sightline.methods.ifam import IFam
+from sightline.methods.import_ import load_published
 from sightline.methods.pdiscoformer import PDiscoFormer
-from sightline.official import load_published
 from sightline.verify.verify import verify
 from sightline.vit.backbones import KNOWN, Known
 from sightline.vit.model import Input, ViTConfig

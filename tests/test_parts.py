@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from sightline.config import Shaping
 from sightline.data.augment import Affine, warp
 from sightline.errors import UserError
-from sightline.official import OFFICIAL, load_official
+from sightline.methods.import_ import OFFICIAL, load_official
 from sightline.vit.backbones import KNOWN, Known
 from sightline.vit.model import Input
 from sightline.where.part_losses import shaping_losses

@@ -12,7 +12,6 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from .estimator import SightlineClassifier
     from .evaluate import assess as evaluate
     from .export.export import export
     from .export.push import push
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from .pretrain import pretrain
     from .report.audit import audit as report
     from .sight import Method, Prediction, Sight
+    from .sklearn import SightlineClassifier
     from .train import train
     from .verify.leaks import find_leak
     from .verify.verify import verify
@@ -31,7 +31,7 @@ _ROOMS = {  # where a word is, and by what name if that is another
     "evaluate": ".evaluate:assess",
     "export": ".export.export",
     "push": ".export.push",
-    "SightlineClassifier": ".estimator",
+    "SightlineClassifier": ".sklearn",
     "train": ".train",
     "pretrain": ".pretrain",
     "Method": ".sight",

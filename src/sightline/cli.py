@@ -63,8 +63,8 @@ from .config import (
     Verify,
     Zs,
 )  # fmt: skip
+from .console import fail
 from .errors import UserError
-from .screen import fail
 
 sub = tyro.conf.subcommand
 Command = (

@@ -10,13 +10,13 @@ import torch
 
 from .commands import compare, train
 from .config import A2, Compare, Demo, EarlyMask, Erm, Ifam, Probe, Train
+from .console import show
 from .datasets.toy import write_toy
 from .datasets.toy_images import make_toy
 from .errors import UserError
 from .load import load
 from .methods.given_mask import GivenMask
 from .report.drawing import as_seen, sheet, with_parts
-from .screen import show
 from .sight import Sight
 from .verify.verify import verify
 from .vit.weights import load_backbone

@@ -14,12 +14,12 @@ import torch
 from rich.console import Console
 
 from .config import Pretrain
+from .console import print_notes
 from .data.rows import Rows
 from .data.unlabelled import read_pictures
 from .errors import UserError
 from .methods.dino import Dino, geometry
 from .metrics.inference import make_accelerator
-from .screen import print_notes
 from .train import begin_together, fit
 from .training.context import Desk, deterministic, refuse_uneven
 from .vit.backbones import own_vit

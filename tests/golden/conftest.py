@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sightline.official import load_official
+from sightline.methods.import_ import load_official
 from sightline.vit.model import ViT, ViTConfig
 from sightline.vit.weights import load_backbone
 from sightline.where.parts import PartDiscovery, freeze

@@ -10,8 +10,8 @@ import torch
 from sightline.config import Ifam, Shaping
 from sightline.data.augment import Affine
 from sightline.methods.ifam import IFam
+from sightline.methods.import_ import OFFICIAL
 from sightline.methods.pdiscoformer import Draws, How
-from sightline.official import OFFICIAL
 from sightline.train import make_optimizer, set_rate
 from sightline.training.context import When
 from sightline.what.masked import MaskedViT

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import App
+from ..console import counted
 from ..errors import UserError
 from ..interventions.file import FILE, Intervention
-from ..screen import counted
 from .panels import (
     CHOOSE,
     DRAW,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from ..config import Backbones, Check, Convert, Data, Demo, Import, Pretrain, Toy, Train
+from ..console import bar, counted, is_main_process, make_way, show_metrics, write
 from ..errors import UserError
-from ..screen import bar, counted, is_main_process, make_way, show_metrics, write
 
 
 def check(command: Check) -> int:
@@ -71,7 +71,7 @@ def convert(command: Convert) -> int:
 
 
 def import_(command: Import) -> int:
-    from ..official import import_published
+    from ..methods.import_ import import_published
 
     print(f"The run is in {import_published(command)}.")
     return 0

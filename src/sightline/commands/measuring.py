@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from ..config import Compare, Evaluate, Localize, Matrix, Predict, Shape, Stress, Suite, Verify
+from ..console import counted, fail, is_main_process, make_way, print_notes, show, show_metrics, write
 from ..errors import UserError
-from ..screen import counted, fail, is_main_process, make_way, print_notes, show, show_metrics, write
 
 
 def evaluate(command: Evaluate) -> int:
@@ -75,7 +75,7 @@ def localize_backbones(command: Localize) -> int:
 def matrix(command: Matrix) -> int:
     from rich.console import Console
 
-    from ..matrix import fill
+    from ..matrix import matrix as fill
 
     console = Console(highlight=False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import App, Audit, Export, Intervene, Push, Strips
-from ..screen import bar, counted, is_main_process, print_notes
+from ..console import bar, counted, is_main_process, print_notes
 
 
 def intervene(command: Intervene) -> int:

@@ -22,8 +22,8 @@ import PIL
 import torch
 from torch import Tensor
 
+from ..console import watched
 from ..errors import UserError
-from ..screen import watched
 from .batches import Workers
 from .fingerprints import file_stamps
 from .images import Canvas, decode

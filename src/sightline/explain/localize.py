@@ -19,6 +19,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from ..console import watched
 from ..data.batches import Batch
 from ..data.rows import SPLITS, Rows
 from ..errors import UserError
@@ -27,7 +28,6 @@ from ..metrics.inference import answering_batches, needs_masks, shown, sight_for
 from ..metrics.intervals import MOST_DRAWN, TAIL
 from ..metrics.keypoints import Places, adjusted_rand_index, keypoint_errors, normalised_mutual_information
 from ..metrics.overlap import Columns, per_image
-from ..screen import watched
 from ..sight import Look
 from ..vit.model import Input
 from ..where.relevance import can_be_explained, relevance_map

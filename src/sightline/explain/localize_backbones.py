@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor
 
+from ..console import watched
 from ..data.batches import Batch
 from ..data.images import Canvas, Sample, decode
 from ..data.rows import SPLITS, Rows, fingerprint, read_rows
@@ -25,7 +26,6 @@ from ..errors import UserError
 from ..metrics.estimates import Estimate
 from ..metrics.inference import answering_batches, make_accelerator
 from ..metrics.overlap import Columns
-from ..screen import watched
 from ..sight import Sight, cell_share, inside_boxes
 from ..vit.model import Input, ViT
 from ..vit.weights import HEAD, load_backbone

@@ -11,11 +11,11 @@ import numpy as np
 from accelerate import Accelerator
 
 from ..config import Audit, Stress
+from ..console import bar
 from ..data.rows import Rows
 from ..errors import UserError
 from ..load import Model
 from ..metrics.inference import needs_masks
-from ..screen import bar
 
 if TYPE_CHECKING:
     from ..evaluate import Asked

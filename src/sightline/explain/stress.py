@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ..config import Stress
+from ..console import bar
 from ..data.batches import Batch
 from ..data.rows import Rows
 from ..errors import UserError
@@ -26,7 +27,6 @@ from ..load import Model
 from ..metrics.estimates import Estimate
 from ..metrics.inference import answering_batches, needs_masks, shown, sight_for
 from ..report.drawing import as_seen
-from ..screen import bar
 from ..sight import Sight
 from .localize import figures_before
 from .neighbours import features, named_rightly

@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
+from ..console import watched
 from ..data.batches import Batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -29,7 +30,6 @@ from ..load import Model, load
 from ..methods.pdiscoformer import Found, PartLearner
 from ..metrics.inference import answers_from, over_batches
 from ..metrics.predictions import Answers
-from ..screen import watched
 from ..sight import Method, Prediction, Sight
 from ..training.run_folder import Run
 from ..where.corrections import Claims

@@ -6,4 +6,4 @@
 it; `cells` are what comes of one pair, and the `grid` is all of them.
 """
 
-from .fill import fill as fill
+from .matrix import fill as fill

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ..config.matrix import Matrix
+from ..console import watched
 from ..data.batches import Batches
 from ..data.cache import Cache
 from ..data.cache import fingerprint as files_of
 from ..data.images import Canvas
 from ..data.rows import Rows, fingerprint
 from ..errors import UserError
-from ..screen import watched
 from ..training.checkpoint import load_tensors, save_tensors
 
 FORMAT = 1

@@ -14,12 +14,12 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from ..console import watched
 from ..data.batches import Batches
 from ..data.cache import Cache
 from ..data.images import Canvas
 from ..data.rows import SPLITS, Rows
 from ..errors import UserError
-from ..screen import watched
 from ..sight import Look, Method, Sight, Told
 from ..vit.model import Input
 from .predictions import Answers

@@ -16,6 +16,7 @@ import numpy as np
 from torch import nn
 
 from ..config import Audit
+from ..console import bar, make_way, write
 from ..errors import UserError
 from ..evaluate import make_folder, measure
 from ..explain.background_swaps import MOST, THOUSAND, Swaps, swaps
@@ -30,7 +31,6 @@ from ..metrics.estimates import FIGURES as NAMES
 from ..metrics.estimates import Estimate, Metrics
 from ..metrics.groups import evaluate, score
 from ..metrics.inference import over_batches, sight_for
-from ..screen import bar, make_way, write
 from ..sight import cell_share
 from . import text as wording
 from .case import Case, counting, open_case

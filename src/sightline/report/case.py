@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..config import Audit
+from ..console import bar
 from ..data.batches import Batch, Batches, OnTheWay
 from ..data.images import Canvas, decode
 from ..data.rows import Rows
@@ -25,7 +26,6 @@ from ..interventions.file import Intervention
 from ..load import Model
 from ..methods.pdiscoformer import PartLearner
 from ..metrics.inference import answering_batches, needs_masks, shown, sight_for
-from ..screen import bar
 from ..sight import Method, Sight
 
 LOOKED_AT = 32  # pictures at once, to be drawn

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from .config import Ifam, Import, Pdiscoformer
-from .data.rows import read_rows
-from .errors import UserError
-from .methods.ifam import IFam
-from .methods.pdiscoformer import How, PDiscoFormer
-from .training.checkpoint import save_tensors
-from .training.run_folder import begin
-from .vit.key_names import WRAPPERS, to_our_names
-from .vit.model import Input, ViTConfig
-from .vit.weights import Origin, config_for, existing_file, fit, load_backbone, read_tensors, shape_of
-from .what.masked import MaskedViT
-from .where.parts import PartDiscovery
+from ..config import Ifam, Import, Pdiscoformer
+from ..data.rows import read_rows
+from ..errors import UserError
+from ..training.checkpoint import save_tensors
+from ..training.run_folder import begin
+from ..vit.key_names import WRAPPERS, to_our_names
+from ..vit.model import Input, ViTConfig
+from ..vit.weights import Origin, config_for, existing_file, fit, load_backbone, read_tensors, shape_of
+from ..what.masked import MaskedViT
+from ..where.parts import PartDiscovery
+from .ifam import IFam
+from .pdiscoformer import How, PDiscoFormer
 
 PROTOTYPES = "fc_landmarks.weight"  # what every such file has, and no plain backbone
 OFFICIAL = {  # names in the published files of PDiscoFormer and, under `stage_1.`, of iFAM
