@@ -11,7 +11,7 @@ from sightline.datasets.toy import write_toy
 from sightline.vit.model import Input, ViT, ViTConfig
 
 from .commands import SMALL, typed
-from .training import files, small
+from .small_runs import files, small
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach out
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests, and the programs they start, run side by side

@@ -10,7 +10,7 @@ from sightline.data.batches import FromCache
 from sightline.methods.erm import Classifier
 from sightline.train import train
 
-from .training import log_of, loop, small
+from .small_runs import log_of, loop, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -20,7 +20,7 @@ from sightline.metrics.inference import make_accelerator
 from sightline.train import train
 from sightline.training.checkpoint import Clock, load_tensors
 
-from .training import Stop, command_line, files, log_of, loop, small, stopped_after
+from .small_runs import Stop, command_line, files, log_of, loop, small, stopped_after
 
 ALL = {"average": 0.9, "accumulate": 2, "balance": "classes"}
 

@@ -21,7 +21,7 @@ from sightline.train import cosine, follow, train
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.features import cls_features
 
-from .training import files, log_of, loop, small, table
+from .small_runs import files, log_of, loop, small, table
 
 
 def test_a_run_folder_remembers_everything(toy, tmp_path):

@@ -18,7 +18,7 @@ from sightline.training.context import Learner, answered_at_once, refuse_hopeles
 from sightline.vit.model import Input
 from sightline.vit.weights import load_backbone
 
-from .training import log_of, small, stopped_after, table
+from .small_runs import log_of, small, stopped_after, table
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,10 @@
-"""The drawn birds and scenes that every test of the builders starts from, and pictures to augment."""
-
-from pathlib import Path
+"""Images to augment."""
 
 import pytest
 import torch
 
-from sightline.config import Build
 from sightline.data.augment import Pictures
 from sightline.datasets.toy_images import make_toy
-
-from .miniature import draw_cub, draw_scenes
-
-
-@pytest.fixture(scope="module")
-def cub(tmp_path_factory) -> Path:
-    return draw_cub(tmp_path_factory.mktemp("birds"))
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory) -> Path:
-    return draw_scenes(tmp_path_factory.mktemp("places"))
-
-
-@pytest.fixture
-def options(cub, scenes, tmp_path) -> Build:
-    return Build(cub, tmp_path / "set", scenes, workers=1)
 
 
 @pytest.fixture(scope="module")

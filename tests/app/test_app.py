@@ -1,0 +1,247 @@
+"""`sightline app` in a real browser, as a user sees it; and with twenty users at once."""
+
+import json
+import re
+import shutil
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline.app.app import FOUND, Page
+from sightline.app.session import Viewer
+from sightline.config import App, Erm, Ifam
+from sightline.datasets.toy import write_toy
+from sightline.interventions.file import Intervention
+from sightline.train import train
+
+from ..commands import typed
+
+pytest.importorskip("gradio", reason="needs Gradio: pip install 'sightline[app]'")
+CHROMIUM = next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
+SMALL = {"backbone": "sightline-nano", "size": 32, "batch": 16, "workers": 0, "device": "cpu", "epochs": 1, "lr": 1e-4}
+PATIENCE = 20_000  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    return write_toy(tmp_path_factory.mktemp("data") / "toy", train=32, val=32, test=4, size=32)
+
+
+@pytest.fixture(scope="module")
+def run(toy, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return train(Ifam(toy, out=out, parts=3, look_size=32, average=None, balance="none", **SMALL))
+
+
+@pytest.fixture(scope="module")
+def called():
+    """Every address that this process, and so the server, has connected to."""
+    addresses, real = [], socket.socket.connect
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", lambda one, to: (addresses.append(to), real(one, to))[1])
+        yield addresses
+
+
+@pytest.fixture(scope="module")
+def served(run, called):
+    page = Page(Viewer.open(App(run, device="cpu")))
+    blocks, url = page.launch()
+    yield page, url
+    blocks.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'sightline[dev]'")
+    if CHROMIUM is None:
+        pytest.skip("needs chromium, which Debian's package of that name brings")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(served, browser, run):
+    """A page that has arrived, of a run without an intervention; `visit.requests` is all that it asked for."""
+    (run / "intervention.json").unlink(missing_ok=True)
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    page.requests, page.wrong = [], []
+    page.on("request", lambda one: page.requests.append(one.url))
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.goto(served[1])
+    page.wait_for_selector("#b-view .panel")
+    yield page
+    assert page.wrong == []
+    context.close()
+
+
+def shares(page, panel: str) -> str:
+    return page.inner_text(f"#{panel}-view .bars")
+
+
+def changes(page, panel: str, action) -> None:
+    """The panel says something else after the action."""
+    before = page.inner_text(f"#{panel}-view .panel")
+    action()
+    says_other = "([panel, before]) => document.querySelector(`#${panel}-view .panel`)?.innerText !== before"
+    page.wait_for_function(says_other, arg=[panel, before])
+
+
+def says(page, where: str, words: str) -> None:
+    page.wait_for_selector(f"{where}:has-text({json.dumps(words)})")
+
+
+def test_a_part_dropped_in_a_changes_a_alone_and_gives_what_the_run_gives(visit, served):
+    page, viewer = served[0], served[0].viewer
+    seen, other = [], visit.inner_text("#b-view .panel")
+    for part in range(3):
+        changes(visit, "a", lambda part=part: visit.click(f"#a-parts label >> nth={part}"))
+        answer = viewer.answer(viewer.example(page.rows[0]), Intervention(drop=(part,)))
+        best = answer.probabilities.argsort(descending=True)
+        told = re.findall(r"(\d+) %", shares(visit, "a"))
+        assert told == [f"{100 * float(answer.probabilities[k]):.0f}" for k in best]
+        assert f"without part {part}" in visit.inner_text("#a-view .words")
+        seen.append(visit.get_attribute("#a-view img >> nth=0", "src"))
+        changes(visit, "a", lambda part=part: visit.click(f"#a-parts label >> nth={part}"))
+    assert len(set(seen)) > 1
+    assert visit.inner_text("#b-view .panel") == other
+    for part in range(2):
+        changes(visit, "a", lambda part=part: visit.click(f"#a-parts label >> nth={part}"))
+    visit.click("#a-parts label >> nth=2")
+    says(visit, "#a-view [role=alert]", "keep at least one")
+
+
+def test_the_slider_removes_patches_and_groups_show_what_both_panels_do(visit):
+    def slide():
+        visit.fill("#b-removed input[type=number]", "20")
+        visit.press("#b-removed input[type=number]", "Enter")
+
+    changes(visit, "b", slide)
+    assert "0.8 quantile" in visit.inner_text("#b-view .words")
+    visit.click("#a-parts label >> nth=1")
+    says(visit, "#a-view .words", "without part 1")
+    visit.click("#measure")
+    says(visit, "#effects th", "A: without part 1")
+    says(visit, "#effects th", "B: patches beyond the 0.8 quantile")
+    assert visit.locator("#effects tr").count() == 1 + 4 + 1
+
+
+def test_what_is_drawn_is_what_b_sees_and_erasing_takes_it_back(visit):
+    def stroke():
+        box = visit.locator("#drawing canvas").bounding_box()
+        for x, y, press in ((0.3, 0.3, visit.mouse.down), (0.6, 0.5, visit.mouse.up)):
+            visit.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+            press()
+
+    visit.locator("#drawing canvas").scroll_into_view_if_needed()
+    changes(visit, "b", stroke)
+    assert "that is what you drew" in visit.inner_text("#b-view .words")
+    assert 0 < int(re.search(r"sees (\d+) %", visit.inner_text("#b-view .words"))[1]) < 40
+    assert visit.is_checked("#b-source input >> nth=1")
+    visit.click("#drawing .clear")
+    says(visit, "#b-view [role=alert]", "nothing is drawn yet")
+    visit.click("#b-save")
+    says(visit, "#said [role=alert]", "for one picture")
+
+
+def test_what_is_kept_is_there_for_the_next_visitor_and_for_predict(visit, run, toy, browser, served):
+    visit.click("#a-parts label >> nth=2")
+    says(visit, "#a-view .words", "without part 2")
+    visit.click("#names button")
+    visit.locator("#name-1").locator("input, textarea").fill("<b>head</b>")
+    says(visit, "#a-parts label", "<b>head</b>")
+    visit.click("#a-save")
+    says(visit, "#said", "Kept in")
+    kept = Intervention.load(run / "intervention.json")
+    assert (kept.drop, kept.names) == ((2,), {1: "<b>head</b>"})
+    _, _, err = typed("predict", run, next((toy / "val").iterdir()), "--device", "cpu")
+    assert "without part 2" in err
+    with browser.new_context() as context:
+        later = context.new_page()
+        later.goto(served[1])
+        says(later, "#a-view .words", "without part 2")
+        says(later, "#b-view .words", "as trained")
+        says(later, "#a-parts label", "<b>head</b>")
+
+
+def test_pictures_are_chosen_or_uploaded_and_what_is_none_is_said_to_be_none(visit, tmp_path):
+    changes(visit, "a", lambda: visit.click("#gallery button >> nth=5"))
+    assert "labelled" in visit.inner_text("#said")
+    before = visit.inner_text("#a-view .panel")
+    (tmp_path / "notes.png").write_text("no picture")
+    visit.set_input_files("#file input[type=file]", tmp_path / "notes.png")
+    says(visit, "#said [role=alert]", "notes.png: not an image")
+    assert visit.inner_text("#a-view .panel") == before
+    noise = np.random.default_rng(0).integers(0, 255, (300, 700), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "grey.png")
+    changes(visit, "a", lambda: visit.set_input_files("#file input[type=file]", tmp_path / "grey.png"))
+    says(visit, "#said", "grey.png")
+    first = visit.get_attribute("#gallery img >> nth=0", "src")
+    visit.click("#others")
+    visit.wait_for_function("first => document.querySelector('#gallery img').src !== first", arg=first)
+
+
+def test_nothing_is_asked_of_the_internet_neither_by_the_page_nor_by_the_server(visit, called):
+    visit.click("#a-parts label >> nth=0")
+    says(visit, "#a-view .words", "without part 0")
+    elsewhere = [url for url in visit.requests if not re.match(r"(http://127\.0\.0\.1:|data:|blob:)", url)]
+    assert elsewhere == []
+    assert {to[0] for to in called if isinstance(to, tuple)} <= {"127.0.0.1", "localhost", "::1"}
+
+
+def test_on_a_telephone_nothing_is_wider_than_the_screen(served, browser):
+    with browser.new_context(viewport={"width": 390, "height": 800}) as context:
+        page = context.new_page()
+        page.goto(served[1])
+        page.wait_for_selector("#b-view .panel", timeout=PATIENCE)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.locator("img:not([alt])").count() == 0
+
+
+def test_a_method_that_sees_everything_shows_what_it_relies_on(toy, tmp_path, browser):
+    page = Page(Viewer.open(App(train(Erm(toy, out=tmp_path / "erm", **SMALL)), device="cpu")))
+    blocks, url = page.launch()
+    with browser.new_context() as context:
+        visit = context.new_page()
+        visit.goto(url)
+        says(visit, "#a-view figcaption", "relevance")
+        assert "It sees the whole picture" in visit.inner_text("#a-view .words")
+        assert not visit.is_visible("#b-view")
+    blocks.close()
+
+
+def test_twenty_users_at_once_each_get_the_answers_to_their_own_picture(served, tmp_path):
+    from gradio_client import Client, handle_file
+
+    page, url = served
+    generator = np.random.default_rng(1)
+
+    def use(number: int) -> tuple[str, str]:
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(pixels[number]).save(path)
+        client = Client(url, verbose=False, analytics_enabled=False, httpx_kwargs={"timeout": 120})
+        every = (FOUND, [0, 1, 2], 0)
+        client.predict(handle_file(path), *every, *every, api_name="/upload")
+        told = client.predict(FOUND, [k for k in range(3) if k != number % 3], 0, "", api_name="/answer_a")
+        return str(path), told
+
+    pixels = generator.integers(0, 255, (20, 40, 40, 3), dtype=np.uint8)
+    with ThreadPoolExecutor(20) as pool:
+        answers = [*pool.map(use, range(20))]
+    for number, (path, told) in enumerate(answers):
+        shown = [k for k in range(3) if k != number % 3]
+        assert told == page.answer(page.viewer.read(Path(path)), FOUND, shown, 0, "")
+    assert len({told for _, told in answers}) == 20
+
+
+def test_a_port_that_is_taken_is_said_to_be(served, run):
+    port = int(served[1].rstrip("/").rpartition(":")[2])
+    code, _, err = typed("app", run, "--port", port, "--device", "cpu")
+    assert (code, "choose another --port" in err, err.count("\n")) == (2, True, 1), err

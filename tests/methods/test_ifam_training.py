@@ -1,0 +1,206 @@
+"""iFAM in the loop: its run folders, going on after a stop, precision, several processes."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sightline.config import Ifam, Shaping
+from sightline.datasets.toy import write_toy
+from sightline.errors import UserError
+from sightline.load import load
+from sightline.methods.pdiscoformer import refuse_hopeless_parts
+from sightline.metrics.inference import make_accelerator
+from sightline.train import cosine, set_rate, train
+from sightline.training.context import When
+from sightline.vit.model import Block, ViT
+from sightline.vit.weights import load_backbone, save_backbone
+from sightline.where import parts as parts_file
+
+from ..commands import QUICK, SMALL, typed
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> Path:
+    return write_toy(tmp_path_factory.mktemp("toy"), train=16, val=8, test=8)
+
+
+def small(toy: Path, out: Path, **changes) -> Ifam:
+    settings = {"backbone": "random:nano", "epochs": 2, "batch": 8, "workers": 0, "device": "cpu", "lr": 1e-4}
+    return Ifam(toy, out=out, **settings | {"head_lr": 10.0, "prototype_lr": 10.0} | changes)
+
+
+def log_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_run_comes_back_as_it_was(toy, tmp_path):
+    folder = train(small(toy, tmp_path / "run", mask_dropout=0.1, registers=False, shaping=Shaping(concentration=0.5)))
+    assert {"loss", "answer", "parts", "entropy", "concentration", "balanced"} <= log_of(folder)[0].keys()
+    model = load(folder)
+    assert model.method.how.mask_dropout == 0.1
+    assert model.method.how.shaping.concentration == 0.5
+    assert model.method.where.vit.config.registers == model.method.what.vit.config.registers == 0
+    before = (folder / "predictions" / "test.csv").read_bytes()
+    code, _, err = typed("evaluate", folder, *QUICK)
+    assert code == 0, err
+    assert (folder / "predictions" / "test.csv").read_bytes() == before
+
+
+def test_another_backbone_may_look(toy, tmp_path):
+    """Also one with other patches: where to look and what is there share nothing but the picture."""
+    other = ViT(replace(load_backbone("random:nano").config, classes=0, patch=16, width=48, heads=3, depth=2))
+    save_backbone(other, tmp_path / "other.safetensors")
+    told = small(toy, tmp_path / "run", where=str(tmp_path / "other.safetensors"), epochs=1)
+    folder = train(told)
+    model = load(folder)
+    assert model.method.where.vit.config.patch == 16
+    assert model.method.what.vit.config.patch == 8
+    before = (folder / "predictions" / "test.csv").read_bytes()
+    code, _, err = typed("evaluate", folder, *QUICK)
+    assert code == 0, err
+    assert (folder / "predictions" / "test.csv").read_bytes() == before
+    with pytest.raises(UserError, match="--where: another backbone's patches"):
+        train(replace(told, out=tmp_path / "no", sight="patches"))
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("preset", ["papers", "published"])
+def test_an_interrupted_run_ends_with_the_same_bits(toy, tmp_path, monkeypatch, preset):
+    def files(folder: Path) -> dict[str, bytes]:
+        names = ("best.safetensors", "last.safetensors", "log.jsonl", "predictions/test.csv")
+        return {name: (folder / name).read_bytes() for name in names}
+
+    loop = importlib.import_module("sightline.train")
+    whole = files(train(small(toy, tmp_path / "whole", preset=preset)))
+    config, steps, real = small(toy, tmp_path / "broken", preset=preset, save_minutes=0.0), [], loop.take_step
+
+    def interrupted(*arguments):
+        steps.append(1)
+        if len(steps) == 4:
+            raise Stop
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "take_step", interrupted)
+        with pytest.raises(Stop):
+            train(config)
+    resumed = files(train(replace(config, save_minutes=10.0, resume=True)))
+    assert [name for name in whole if resumed[name] != whole[name]] == []
+
+
+@pytest.mark.parametrize("changes", [{}, {"preset": "published"}, {"soft": True}], ids=["papers", "published", "soft"])
+def test_bfloat16_trains(toy, tmp_path, changes):
+    folder = train(small(toy, tmp_path / "run", epochs=1, precision="bf16", **changes))
+    line = log_of(folder)[0]
+    assert all(np.isfinite(value) for value in line.values())
+    assert all(p.isfinite().all() for p in load(folder).method.parameters())
+
+
+def test_pdiscoformer_on_the_command_line_leaks_and_ifam_does_not(toy, tmp_path):
+    recipe = (*SMALL, "--batch", 8, "--epochs", 1, "--lr", 1e-4, "--head-lr", 10, "--prototype-lr", 10)
+    for method, code, word in (("pdiscoformer", 1, "leaks"), ("ifam", 0, "blind")):
+        run = tmp_path / method
+        assert typed("train", method, toy, *recipe, "--out", run)[0] == 0
+        found, out, err = typed("verify", run, toy / "test", "--draws", 1, "--limit", 4)
+        assert (found, word in out) == (code, True), out + err
+
+
+def test_pieces_of_a_batch_are_noted(toy, tmp_path, capsys):
+    train(small(toy, tmp_path / "run", epochs=1, accumulate=2))
+    assert "every part has to be present in each piece" in capsys.readouterr().out
+    for quiet in ({}, {"accumulate": 2, "shaping": Shaping(presence=0)}):
+        refuse_hopeless_parts(small(toy, tmp_path / "other", **quiet), make_accelerator("cpu"))
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"parts": 0}, "--parts 0: must be at least 1"),
+        ({"part_dropout": 1.0}, "--part-dropout 1.0"),
+        ({"mask_dropout": -0.1}, "--mask-dropout -0.1"),
+        (
+            {"classify_parts": 0.0, "shaping": Shaping.none(), "mask_gradient": False},
+            "nothing would teach where to look",
+        ),
+    ],
+)
+def test_hopeless_settings_are_refused(toy, tmp_path, wrong, said):
+    with pytest.raises(UserError, match=said):
+        train(small(toy, tmp_path / "run", **wrong))
+
+
+def test_the_rate_rises_step_by_step_before_it_falls_by_epochs():
+    optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": 2.0, "initial_lr": 2.0}])
+
+    def rates(warmup: float) -> list[float]:
+        found = []
+        for epoch in range(4):
+            for step in range(2):
+                set_rate(optimizer, When(0, epoch, step, 4, 2, torch.arange(0)), warmup)
+                found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    cosines = [2 * cosine(epoch, 4) for epoch in range(4) for _ in range(2)]
+    assert rates(0.0) == cosines
+    risen = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
+    assert rates(2.0) == pytest.approx([rate * share for rate, share in zip(cosines, risen, strict=True)])
+
+
+def test_both_stages_are_compiled_and_keep_their_names(toy, tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(Block, "compile", lambda self: compiled.append(self))
+    folder = train(small(toy, tmp_path / "run", epochs=1, compile=True))
+    assert len(compiled) == 2 * 6
+    assert load(folder).method.what.vit.config.depth == 6
+
+
+def test_what_was_compiled_to_learn_answers_uncompiled(toy, tmp_path, monkeypatch):
+    """Every picture hides another share, so that every batch would be compiled anew."""
+    asked = []
+
+    def conclude(model, *_):
+        asked.append([block._compiled_call_impl for block in model.modules() if isinstance(block, Block)])
+
+    monkeypatch.setattr(Block, "compile", lambda self: setattr(self, "_compiled_call_impl", self._call_impl))
+    monkeypatch.setattr(sys.modules["sightline.train"], "conclude", conclude)
+    train(small(toy, tmp_path / "run", epochs=1, compile=True))
+    assert asked == [[None] * 12]
+
+
+WITHOUT_NOISE = """
+import torch
+from sightline.cli import main
+from sightline.where import parts
+
+parts.gumbel = lambda shape, device="cpu", generator=None: torch.zeros(*shape, device=device)
+main()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does_when_nothing_is_drawn(toy, tmp_path, monkeypatch):
+    """Noise and part dropout are drawn by every process for itself; without them the steps are the same."""
+    monkeypatch.setattr(parts_file, "gumbel", lambda shape, device="cpu", generator=None: torch.zeros(*shape))
+    one = train(small(toy, tmp_path / "one", part_dropout=0.0))
+    script = tmp_path / "without_noise.py"
+    script.write_text(WITHOUT_NOISE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+    command += ["train", "ifam", str(toy), "--out", str(tmp_path / "two"), *map(str, SMALL), "--batch", "8"]
+    command += ["--epochs", "2", "--lr", "1e-4", "--head-lr", "10", "--prototype-lr", "10", "--part-dropout", "0"]
+    result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr[-3000:]
+    for mine, theirs in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
+        for name in ("loss", "answer", "parts", "presence", "equivariance", "background", "orthogonality"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-3), name

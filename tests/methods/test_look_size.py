@@ -1,0 +1,63 @@
+"""In which size iFAM looks for parts: what goes, what it takes by itself, and that a run keeps to it."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from sightline.config import Ifam
+from sightline.datasets.toy import write_toy
+from sightline.errors import UserError
+from sightline.load import load
+from sightline.methods.ifam import build_ifam, look_size
+from sightline.methods.pdiscoformer import refuse_odd_look
+from sightline.training.run_folder import config_of, read_run
+
+from ..commands import SMALL, typed
+from ..conftest import small_vit
+
+
+def test_parts_in_another_size_must_divide_the_picture():
+    vit = small_vit(classes=0)
+    patch, expects = vit.config.patch, replace(vit.config.input, size=(32, 32))
+    for side in (None, 32, 64):
+        refuse_odd_look(side, vit, expects)
+    for side in (3, 32 + patch // 2, 40, 48):
+        with pytest.raises(UserError, match=f"--look-size {side}.* such as 64"):
+            refuse_odd_look(side, vit, expects)
+    uneven = replace(expects, size=(32 + patch // 2,) * 2)
+    with pytest.raises(UserError, match=f"--size {32 + patch // 2}: the {patch}-pixel patches of parts must divide it"):
+        refuse_odd_look(None, vit, uneven)
+
+
+@pytest.mark.parametrize(
+    ("side", "told", "looked"),
+    [
+        (32, {}, 64),  # coarse: 4 patches a side
+        (32, {"sight": "patches"}, None),
+        (32, {"preset": "published"}, None),
+        (32, {"look_size": 32}, 32),
+        (224, {}, None),  # 28 patches a side
+    ],
+)
+def test_parts_are_found_in_twice_the_size_of_coarse_pictures(side, told, looked):
+    vit = small_vit(classes=0)
+    assert look_size(asdict(Ifam(Path("data"), **told)), vit, replace(vit.config.input, size=(side, side))) == looked
+
+
+def test_a_run_keeps_the_size_it_looked_in(tmp_path):
+    """Also one from before pictures were enlarged by default, which says nothing of it."""
+    toy = write_toy(tmp_path / "toy", train=16, val=8, test=8, size=32)
+    code, _, err = typed("train", "ifam", toy, "--out", tmp_path / "run", *SMALL, "--size", 32)
+    assert code == 0, err
+    facts = load(tmp_path / "run").run.facts
+    assert facts["look_size"] == 64
+    assert load(tmp_path / "run").method.where.size == 64
+    vit = config_of(read_run(tmp_path / "run"))
+    before = {name: fact for name, fact in facts.items() if name != "look_size"}
+    assert build_ifam(vit, before).where.size is None
+
+
+def test_a_run_is_named_after_both_of_its_backbones():
+    assert Ifam(Path("birds"), "b.safetensors").folder == Path("runs/birds-ifam-b-0")
+    assert Ifam(Path("birds"), "b.safetensors", where="a:c").folder == Path("runs/birds-ifam-a-c-b-0")

@@ -1,0 +1,171 @@
+"""GroupDRO, CVaR-DRO, LfF and JTT: their weights by hand, and from the command line to an answer."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sightline.config import Cvar, Groupdro, Jtt, Lff
+from sightline.data.rows import read_rows
+from sightline.errors import UserError
+from sightline.load import load
+from sightline.methods.reweighed import FromFailure, GroupDro, Twice, WorstShare
+from sightline.train import train
+from sightline.training.context import Lesson, When
+from sightline.vit.model import ViT
+from sightline.vit.weights import load_backbone
+
+from ..commands import typed
+from ..small_runs import Stop, files, in_two_processes, log_of, stopped_after
+
+TOLD = {"backbone": "random:nano", "epochs": 2, "batch": 32, "lr": 3e-4, "workers": 0, "device": "cpu"}
+KINDS = (Groupdro, Cvar, Lff, Jtt)
+
+
+def tiny() -> ViT:
+    return load_backbone("random:nano", classes=2, seed=0)
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_groups_answered_badly_count_more_from_step_to_step():
+    method = GroupDro(tiny(), torch.tensor([9.0, 3, 3, 1]), step=0.01)
+    losses, groups = torch.tensor([0.1, 0.3, 1.5, 0.7]), torch.tensor([0, 0, 1, 2])  # and none of group 3
+    weights = method.weigh(losses, groups)
+    assert method.shares.tolist() == pytest.approx([0.248998, 0.252256, 0.250246, 0.2485], abs=1e-6)
+    assert float(weights @ losses) == pytest.approx(0.603356, abs=1e-6)
+    before = method.shares.clone()
+    method.weigh(losses, groups)
+    assert method.shares[1] > before[1] > 0.25
+
+
+def test_small_groups_are_adjusted_for_and_those_that_never_come_count_nothing():
+    method = GroupDro(tiny(), torch.tensor([100.0, 4, 0]), step=1.0, adjust=2.0)
+    method.weigh(torch.tensor([0.5, 0.5]), torch.tensor([0, 1]))
+    assert float(method.shares[1] / method.shares[0]) == pytest.approx(np.exp(2 / 2 - 2 / 10), rel=1e-5)
+    assert method.shares[2] == 0
+
+
+def test_the_worst_share_counts_the_last_picture_in_part():
+    losses = torch.tensor([0.1, 0.9, 0.5, 0.7, 0.3])
+    weights = WorstShare(tiny(), worst=0.5).weigh(losses, losses)
+    assert weights.tolist() == pytest.approx([0, 0.4, 0.2, 0.4, 0])
+    assert WorstShare(tiny(), worst=1.0).weigh(losses, losses).tolist() == pytest.approx([0.2] * 5)
+
+
+def lesson(count: int = 6) -> Lesson:
+    generator = torch.Generator().manual_seed(0)
+    when = When(0, 0, 0, 1, 1, torch.arange(count))
+    images, labels = torch.rand(count, 3, 32, 32, generator=generator), torch.arange(count) % 2
+    return Lesson(images, labels, None, None, torch.arange(count) + 3, when)
+
+
+def test_what_the_easy_one_fails_at_counts_and_losses_are_of_the_class_and_of_before():
+    method, some = FromFailure(tiny(), 10, memory=0.5), lesson(4)
+    theirs, ours = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([1.0, 1.0, 1.0, 4.0])
+    found = method.hardness(some, theirs, ours)  # classes 0 1 0 1, whose largest are 4, 8 and 1, 4
+    expected = [0.25 / 1.25, 0.25 / 0.5, 1 / 2, 1 / 2]
+    assert found.tolist() == pytest.approx(expected)
+    assert method.recent[0].tolist() == pytest.approx([0, 0, 0, 0.5, 1, 2, 4, 0, 0, 0])
+    method.hardness(some, theirs, ours)
+    assert method.recent[0, 3:7].tolist() == pytest.approx([0.75, 1.5, 3, 6])
+
+
+def test_the_easy_one_learns_by_generalised_cross_entropy_and_the_other_by_its_failures():
+    method, some = FromFailure(tiny(), 10, easy=0.7).double(), lesson()
+    some = Lesson(some.images.double(), *list(vars(some).values())[1:])
+    method(some)["loss"].backward()
+    got = method.biased.head.weight.grad.clone()
+    assert method.vit.head.weight.grad.abs().sum() > 0
+    method.zero_grad()
+    sure = method.biased(some.images).logits.softmax(1)[torch.arange(6), some.labels]
+    ((1 - sure**0.7) / 0.7).mean().mul(0.7).backward()
+    torch.testing.assert_close(got, method.biased.head.weight.grad)
+
+
+def test_what_the_first_failed_at_comes_so_many_times_more(toy):
+    rows = read_rows(toy)
+    failed = rows.where("train")[[1, 4]]
+    seen = Twice(tiny(), failed, more=3).learns_from(rows)
+    counts = np.bincount(seen, minlength=len(rows))
+    assert set(counts[rows.where("train")]) == {1, 4}
+    assert np.flatnonzero(counts == 4).tolist() == failed.tolist()
+
+
+# ---- whole runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_the_command_line_to_the_same_answers_again_and_stopped_it_ends_with_the_same_bits(kind, toy, tmp_path):
+    more = {"more": 2} if kind is Jtt else {}
+    flags = [word for name, value in (TOLD | more).items() for word in (f"--{name}", str(value))]
+    code, out, err = typed("train", kind.method, toy, "--out", tmp_path / "whole", *flags)
+    assert code == 0, err
+    assert "trained with group labels" in out or kind is not Groupdro
+    told = TOLD | {"save_minutes": 0.0} | more
+    steps = 1 if kind is not Jtt else 4  # three of which are the first training's
+    with pytest.raises(Stop), stopped_after(steps):
+        train(kind(toy, out=tmp_path / "stopped", **told))
+    train(kind(toy, out=tmp_path / "stopped", resume=True, **told))
+    assert files(tmp_path / "whole") == files(tmp_path / "stopped")
+    model = load(tmp_path / "whole")
+    with (tmp_path / "whole" / "predictions" / "test.csv").open(newline="") as file:
+        line = next(csv.DictReader(file))
+    assert model.predict(toy / line["image"]).name == line["predicted"]
+
+
+def test_the_first_training_of_two_is_kept_with_what_it_failed_at(toy, tmp_path):
+    run = train(Jtt(toy, out=tmp_path / "run", more=2, **TOLD))
+    facts = json.loads((run / "run.json").read_text())["first"]
+    with (run / "first" / "predictions" / "train.csv").open(newline="") as file:
+        wrong = [line["group"] for line in csv.DictReader(file) if line["predicted"] != line["label"]]
+    assert facts["failed"] == len(wrong) > 0
+    assert {name: count for name, count in facts["failed_by_group"].items() if count} == {
+        group: wrong.count(group) for group in set(wrong)
+    }
+    assert (len(log_of(run / "first")), len(log_of(run))) == (1, TOLD["epochs"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "complaint"),
+    [
+        (Groupdro, {"accumulate": 2}, "weighs the pictures of a batch against each other"),
+        (Groupdro, {"adjust": -1.0}, "must not be negative"),
+        (Cvar, {"worst": 0.0}, "--worst 0.0: must be more than 0"),
+        (Lff, {"memory": 1.0}, "--memory 1.0"),
+        (Jtt, {"first": 0}, "--first 0: at least one epoch"),
+    ],
+)
+def test_what_cannot_work_is_refused(kind, changes, complaint, toy, tmp_path):
+    with pytest.raises(UserError, match=complaint):
+        train(kind(toy, out=tmp_path / "run", **TOLD | changes))
+
+
+def test_groupdro_needs_groups_and_says_what_does_not(toy, tmp_path):
+    with (toy / "rows.csv").open(newline="") as file:
+        lines = [{key: line[key] for key in ("image", "label", "split")} for line in csv.DictReader(file)]
+    for line in lines:
+        line["image"] = str(toy / line["image"])
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, lines[0])
+        writer.writeheader()
+        writer.writerows(lines)
+    with pytest.raises(UserError, match=r"groupdro needs groups, and these data have none; .* train erm"):
+        train(Groupdro(tmp_path / "rows.csv", out=tmp_path / "run", **TOLD))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Groupdro, Lff, Jtt])
+def test_two_processes_weigh_as_one_does(kind, toy, tmp_path):
+    told = TOLD | ({"more": 2} if kind is Jtt else {})
+    one = train(kind(toy, out=tmp_path / "one", **told))
+    in_two_processes(kind(toy, out=tmp_path / "two", **told))
+    for mine, theirs in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+    weights = [load_file(run / "last.safetensors") for run in (one, tmp_path / "two")]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(tensor, weights[1][name], rtol=1e-2, atol=2e-4)

@@ -1,0 +1,156 @@
+"""Intervals cover as often as they say, over images and over seeds."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sightline.metrics.groups import across_seeds, evaluate
+from sightline.metrics.predictions import aligned
+
+from ..answering import IN_TRAINING, PLACES, chances, estimates, made, scored, shuffled
+
+
+def covered(simulate, **truths: float) -> list[float]:
+    """How often each figure's interval holds the truth, over 200 simulated sets."""
+    found = [evaluate(simulate(np.random.default_rng(seed)), resamples=400) for seed in range(200)]
+    return [
+        float(np.mean([getattr(metrics, name).low <= truth <= getattr(metrics, name).high for metrics in found]))
+        for name, truth in truths.items()
+    ]
+
+
+def test_the_interval_of_one_group_covers_as_often_as_it_says():
+    def simulate(generator):
+        return chances(generator, [0.8], [150], group_names=("all",))
+
+    for share in covered(simulate, accuracy=0.8, mean_of_groups=0.8, worst_group=0.8):
+        assert 0.90 <= share <= 0.99
+
+
+@pytest.mark.parametrize("accuracies", [(0.99, 0.85, 0.6, 0.95), (0.9, 0.9, 0.9, 0.9)])
+def test_the_worst_group_is_covered_when_it_stands_alone_and_when_all_tie(accuracies):
+    sizes = (400, 400, 100, 100)
+    mean, gap = np.mean(accuracies), np.average(accuracies, weights=sizes) - min(accuracies)
+    shares = covered(
+        lambda generator: chances(generator, accuracies, sizes),
+        worst_group=min(accuracies),
+        group_gap=gap,
+        mean_of_groups=mean,
+    )
+    assert min(shares) >= 0.91
+    assert shares[2] <= 0.99
+
+
+def test_the_auc_is_covered_as_often_as_its_interval_says():
+    def simulate(generator):
+        labels = np.arange(120) % 2
+        return scored(generator.normal(labels, 1), labels)
+
+    assert 0.90 <= covered(simulate, auc=0.76025)[0] <= 0.99
+
+
+def test_a_minimum_is_biased_low_and_says_so():
+    found = [evaluate(chances(np.random.default_rng(s), [0.8] * 4, [100] * 4), resamples=50) for s in range(100)]
+    assert np.mean([metrics.worst_group.value for metrics in found]) < 0.78
+    assert "biased low" in found[0].worst_group.how
+    assert "biased low" in found[0].worst_class.how
+    assert "biased high" in found[0].group_gap.how
+    assert "bootstrap over images within groups" in found[0].worst_group.how
+
+
+def test_no_mistakes_on_few_images_are_no_certainty():
+    metrics = evaluate(made((5, 5, 5, 5), (5, 5, 5, 5)), train_group_counts=IN_TRAINING)
+    assert all(estimate.low < 0.95 for estimate in estimates(metrics) if not estimate.difference)
+    assert metrics.worst_group.low < 0.7
+    assert metrics.auc.value == 1.0
+    assert metrics.auc.low < 0.8
+    assert metrics.group_gap.high > 0.1
+
+
+def test_seeds_that_differ_widen_the_interval_and_seeds_that_agree_do_not():
+    same = made((90, 90, 90, 90), (100, 100, 100, 100))
+    other = made((70, 70, 70, 70), (100, 100, 100, 100))
+    one, agree, differ = across_seeds([same]), across_seeds([same] * 4), across_seeds([same, other] * 2)
+    widths = [metrics.accuracy.high - metrics.accuracy.low for metrics in (one, agree, differ)]
+    assert widths[1] == pytest.approx(widths[0], rel=0.1)
+    assert widths[2] > 2 * widths[0]
+    assert differ.accuracy.value == pytest.approx(0.8)
+    assert differ.accuracy.n == 400
+    assert "over images within groups and over 4 seeds" in differ.accuracy.how
+    assert any("4 seeds" in warning for warning in differ.warnings)
+
+
+def test_two_seeds_do_not_understate_their_variance():
+    runs = [made((n, n, n, n), (1000, 1000, 1000, 1000)) for n in (700, 900)]
+    drawn = across_seeds(
+        runs
+    ).accuracy  # the standard error of a mean of 0.7 and 0.9 is 0.1; two draws alone have 0.071
+    assert (drawn.low, drawn.high) == pytest.approx((0.8 - 2**0.5 / 10, 0.8 + 2**0.5 / 10), abs=0.02)
+
+
+def test_the_worst_group_over_seeds_is_the_mean_of_each_seeds_worst():
+    runs = [made((90, 50, 80, 80), (100,) * 4), made((90, 80, 60, 80), (100,) * 4)]
+    metrics = across_seeds(runs)
+    assert metrics.worst_group.value == pytest.approx(0.55)
+    assert metrics.worst_group.of == "landbird on water"
+    assert metrics.worst_group.low < 0.5 < 0.6 < metrics.worst_group.high
+
+
+def test_seeds_are_matched_by_image_whatever_their_order():
+    runs = [chances(np.random.default_rng(s), [0.9, 0.8, 0.7, 0.8], [50] * 4) for s in range(3)]
+    assert across_seeds(runs) == across_seeds([shuffled(run, s) for s, run in enumerate(runs)])
+
+
+def test_an_image_listed_twice_keeps_its_labels_apart():
+    answers = replace(made((9, 8, 7, 6), (10,) * 4), images=[f"{k % 20}.jpg" for k in range(40)])
+    first, second = aligned([("a", answers), ("b", shuffled(answers, 0))])
+    assert (first.labels == second.labels).all()
+    assert (first.groups == second.groups).all()
+
+
+def test_the_same_seed_gives_the_same_table_and_another_nearly_the_same():
+    answers = chances(np.random.default_rng(0), [0.9, 0.8, 0.7, 0.8], [500] * 4)
+    assert evaluate(answers, seed=1) == evaluate(answers, seed=1)
+    assert evaluate(answers, seed=1) != evaluate(answers, seed=2)
+    assert evaluate(answers, seed=1).worst_group.low == pytest.approx(
+        evaluate(answers, seed=2).worst_group.low, abs=0.01
+    )
+
+
+def test_a_hundred_thousand_answers_take_less_than_a_second():
+    generator = np.random.default_rng(0)
+    groups = generator.integers(0, 4, 100_000)
+    answers = scored(generator.normal(groups, 2), groups // 2, groups, PLACES)
+    start = time.process_time()
+    evaluate(answers, train_group_counts=IN_TRAINING)
+    assert time.process_time() - start < 1
+
+
+counts = st.integers(1, 30).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(counts, min_size=2, max_size=6), st.integers(0, 3))
+def test_worst_is_below_mean_is_below_best_and_every_value_lies_in_its_interval(cells, seed):
+    right, sizes = zip(*cells, strict=True)
+    names = tuple(f"group {k}" for k in range(len(cells)))
+    answers = made(right, sizes, group_names=names)
+    metrics = evaluate(answers, train_group_counts=dict(zip(names, sizes, strict=True)), resamples=100)
+    best = max(estimate.value for estimate in metrics.groups.values())
+    for mean in (metrics.mean_of_groups, metrics.adjusted, metrics.accuracy):
+        assert metrics.worst_group.value <= mean.value + 1e-12
+        assert mean.value <= best + 1e-12
+    assert metrics.adjusted.value == pytest.approx(metrics.accuracy.value)
+    assert metrics.worst_group.value <= metrics.minority_worst_group.value + 1e-12
+    assert metrics.group_gap.value == pytest.approx(metrics.accuracy.value - metrics.worst_group.value)
+    for estimate in estimates(metrics):
+        floor = -1 if estimate.difference else 0
+        assert floor <= estimate.low <= estimate.value <= estimate.high <= 1
+    assert (
+        evaluate(shuffled(answers, seed), train_group_counts=dict(zip(names, sizes, strict=True)), resamples=100)
+        == metrics
+    )

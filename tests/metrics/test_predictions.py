@@ -1,0 +1,143 @@
+"""Answers per image survive their file, and a faulty file is refused with the line at fault."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sightline.errors import UserError
+from sightline.metrics.groups import Answers
+
+from ..answering import PLACES, answered, made, scored
+
+
+def test_answers_survive_their_csv_file_with_awkward_names(tmp_path):
+    classes = ("Möwe, graue", 'der "Rest"', "鳥")
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 3, 30)
+    answers = Answers.from_logits(
+        [f"Ordner, {k}/bild\n{k}é.jpg" for k in range(30)],
+        labels,
+        generator.normal(0, 20, (30, 3)).astype(np.float32),
+        classes,
+        labels * 2 + (np.arange(30) % 2),
+        tuple(f"{name}; {place}" for name in classes for place in ("Land", "Wasser, tief")),
+        "prüfung",
+        {"background": ["mixed_same", "mixed, rand"] * 15, "": ["leer"] * 30},
+    )
+    answers.predicted[3] = -1
+    answers.save_csv(tmp_path / "answers.csv")
+    for again in (
+        Answers.load_csv(tmp_path / "answers.csv"),
+        Answers.load_csv(tmp_path / "answers.csv", split="prüfung", group_names=answers.group_names),
+    ):
+        assert (again.images, again.classes, again.split) == (answers.images, classes, "prüfung")
+        assert again.group_names == answers.group_names
+        for name in ("labels", "predicted", "probabilities", "groups"):
+            assert np.array_equal(getattr(again, name), getattr(answers, name)), name
+            assert getattr(again, name).dtype == getattr(answers, name).dtype
+        assert again.extra == answers.extra
+    assert not list(tmp_path.glob("*.part"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6), min_size=2, unique=True))
+def test_any_names_survive(tmp_path_factory, names):
+    path = tmp_path_factory.mktemp("answers") / "answers.csv"
+    labels = np.arange(len(names))
+    answers = answered(labels, labels > 0, tuple(names), labels, tuple(names), split=names[0])
+    answers.save_csv(path)
+    again = Answers.load_csv(path, group_names=names)
+    assert (again.classes, again.group_names, again.split) == (tuple(names), tuple(names), names[0])
+    assert np.array_equal(again.predicted, answers.predicted)
+
+
+def test_the_file_has_the_promised_columns(tmp_path):
+    made((1, 1, 1, 0), (1, 1, 1, 1)).save_csv(tmp_path / "answers.csv")
+    lines = (tmp_path / "answers.csv").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "image,label,predicted,group,split,p_landbird,p_waterbird"
+    assert lines[4] == "000003.jpg,waterbird,landbird,waterbird on water,test,0.899999976,0.100000001"
+
+
+HEADER = "image,label,predicted,group,p_cat,p_dog\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        ("", ":1:", "no column image or label or predicted"),
+        ("image,label,p_cat,p_dog\n", ":1:", "no column predicted"),
+        ("image,label,predicted\n", ":1:", "the last columns must be the probabilities"),
+        ("image,p_cat,p_dog,label,predicted\n", ":1:", "the last columns must be the probabilities"),
+        ("image,label,predicted,group,group,p_cat,p_dog\n", ":1:", "two columns are called 'group'"),
+        (HEADER, ":", "holds no answers"),
+        (HEADER + "a,cat,dog,x,0.1,0.9\nb,cat,dog,x,0.1\n", ":3:", "5 values, but the header names 6 columns"),
+        (HEADER + "a,cat,dog,x,0.1,0.9\nb,cow,dog,x,0.1,0.9\n", ":3:", "label is 'cow', which is none of cat, dog"),
+        (HEADER + "\na,cat,cow,x,0.1,0.9\n", ":3:", "predicted is 'cow'"),
+        (HEADER + 'a,cat,dog,"x\ny",0.1,0.9\nb,cat,dog,x,0.1,much\n', ":4:", "a probability is no number"),
+        (HEADER + "a,,dog,x,0.1,0.9\n", ":2:", "label is ''"),
+    ],
+)
+def test_a_faulty_file_is_refused_with_the_line_at_fault(tmp_path, text, place, message):
+    path = tmp_path / "answers.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as refusal:
+        Answers.load_csv(path)
+    assert str(refusal.value).startswith(f"{path}{place}")
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_group_that_the_data_set_does_not_have_is_refused_with_its_line(tmp_path):
+    made((1, 1, 1, 0), (1, 1, 1, 1)).save_csv(tmp_path / "answers.csv")
+    with pytest.raises(UserError, match=r"answers\.csv:4: group is 'waterbird on land'"):
+        Answers.load_csv(tmp_path / "answers.csv", group_names=PLACES[:2])
+
+
+def test_a_file_from_a_spreadsheet_is_read(tmp_path):
+    text = "image,label,predicted,p_cat,p_dog\r\na.jpg,cat,dog,0,1\r\n"
+    (tmp_path / "answers.csv").write_text(text, encoding="utf-8-sig", newline="")
+    answers = Answers.load_csv(tmp_path / "answers.csv")
+    assert (answers.images, answers.classes, answers.groups, answers.split) == (
+        ["a.jpg"],
+        ("cat", "dog"),
+        None,
+        "answers",
+    )
+
+
+def test_one_of_several_splits_can_be_picked_and_must_be(tmp_path):
+    path = tmp_path / "answers.csv"
+    lines = ["image,label,predicted,split,p_cat,p_dog", "a,cat,cat,val,1,0", "b,dog,dog,test,0,1", "c,dog,cat,test,1,0"]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert Answers.load_csv(path, split="test").images == ["b", "c"]
+    with pytest.raises(UserError, match="holds the splits val, test"):
+        Answers.load_csv(path)
+    with pytest.raises(UserError, match="no answers to the split 'train'"):
+        Answers.load_csv(path, split="train")
+
+
+def test_files_that_cannot_be_read_or_written_are_said_so(tmp_path):
+    answers = made((1, 1, 1, 0), (1, 1, 1, 1))
+    with pytest.raises(UserError, match="cannot be read"):
+        Answers.load_csv(tmp_path / "nowhere.csv")
+    with pytest.raises(UserError, match="cannot be written"):
+        answers.save_csv(tmp_path / "nowhere" / "answers.csv")
+
+
+def test_an_unfinished_write_leaves_the_old_file_alone(tmp_path):
+    answers = made((1, 1, 1, 0), (1, 1, 1, 1))
+    answers.save_csv(tmp_path / "answers.csv")
+    before = (tmp_path / "answers.csv").read_bytes()
+    with pytest.raises(AssertionError, match="p_ is for probabilities"):
+        replace(answers, extra={"p_value": ["", "", "", ""]}).save_csv(tmp_path / "answers.csv")
+    assert (tmp_path / "answers.csv").read_bytes() == before
+
+
+def test_a_diverged_model_and_an_empty_split_are_refused():
+    with pytest.raises(UserError, match=r"1 of 2 answers are not numbers \(the first: 000001.jpg\)"):
+        scored([0.0, np.inf], [0, 1])
+    with pytest.raises(UserError, match="nothing to measure: the split 'test' has no images"):
+        answered(np.zeros(0, dtype=int), np.zeros(0, dtype=bool))

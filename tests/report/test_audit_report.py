@@ -1,0 +1,323 @@
+"""`sightline audit`: one page for every kind of method, with the figures that are measured elsewhere."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import tyro
+
+from sightline.cli import Command
+from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
+from sightline.datasets.toy import write_toy
+from sightline.errors import UserError
+from sightline.interventions.apply import intervened
+from sightline.interventions.file import Intervention
+from sightline.load import load
+from sightline.metrics.estimates import Estimate, Metrics
+from sightline.metrics.inference import answer, make_accelerator
+from sightline.metrics.predictions import Answers
+from sightline.report.case import open_case
+from sightline.report.gallery import drawn, jpeg_uri, plan
+from sightline.report.provenance import flags, training_command
+from sightline.report.survey import Survey
+from sightline.report.text import headline
+from sightline.training.run_folder import read_run
+
+from ..commands import QUICK, SMALL, typed
+from ..small_runs import table
+
+SECTIONS = (
+    "groups",
+    "proof",
+    "looks",
+    "without",
+    "removal",
+    "backgrounds",
+    "shape",
+    "mistakes",
+    "masks",
+    "maps",
+    "run",
+)
+METHODS = {
+    "ifam": ("ifam", "--parts", 3, "--epochs", 1, "--sight", "patches", "--balance", "none", "--average", "None"),
+    "pdiscoformer": ("pdiscoformer", "--parts", 2, "--epochs", 1),
+    "a2": ("a2", "--crop", 0.5, "--heads", 0),
+    "early": ("early-mask", "--epochs", 1, "--pixels"),
+    "late": ("late-mask", "--epochs", 1),
+    "probe": ("probe",),
+}
+
+
+class Page(HTMLParser):
+    """What is on it: elements with their attributes, and the text of every section and table row."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.html, self.elements, self.rows, self.sections, self.open = html, [], [], {}, ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.elements.append((tag, given))
+        if tag == "section":
+            self.open = given["id"]
+            self.sections[self.open] = ""
+        if tag == "tr":
+            self.rows.append("")
+
+    def handle_data(self, data):
+        if self.open:
+            self.sections[self.open] += data
+        if self.rows:
+            self.rows[-1] += f"{data.strip()} "
+
+    def row(self, name):
+        return next(row for row in self.rows if row.strip().startswith(name))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("methods")
+    toy = write_toy(tmp_path_factory.mktemp("data") / "toy", train=40, val=16, test=24, size=32)
+    for name, told in METHODS.items():
+        assert typed("train", told[0], toy, *told[1:], *SMALL, "--size", 32, "--out", folder / name)[0] == 0, name
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(trained):
+    """The report of each, written as a user would."""
+    found = {}
+    for name in METHODS:
+        code, out, _ = typed("audit", trained / name, *QUICK, "--quick", "--pictures", 60)
+        assert code == 0, out
+        assert str(trained / name / "audit.html") in out
+        found[name] = Page((trained / name / "audit.html").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_every_section_in_order_and_what_is_missing_is_named(pages, name):
+    page = pages[name]
+    assert tuple(page.sections) == SECTIONS
+    for section, text in page.sections.items():
+        assert len(text.split()) > 10, section
+    assert ("no parts" in page.sections["without"]) == (name not in ("ifam", "pdiscoformer"))
+    assert "--quick" in page.sections["shape"] or "whole picture" in page.sections["shape"]
+
+
+def test_tests_of_its_maps_are_shown_once_they_are_made(pages, trained, tmp_path):
+    assert "sightline stress" in pages["probe"].sections["maps"]
+    asked = ("--tests", "curves", "--maps", "attention", "--no-pictures")
+    assert typed("stress", trained / "probe", *asked, *QUICK)[0] == 0
+    found = json.loads((trained / "probe" / "stress" / "test.json").read_text())
+    assert typed("audit", trained / "probe", *QUICK, "--quick", "--out", tmp_path / "audit.html")[0] == 0
+    page = Page((tmp_path / "audit.html").read_text())
+    assert found["sentences"][0] in page.sections["maps"]
+    mean = next(curve["mean"] for curve in found["curves"] if curve["map"] == "attention")
+    assert Estimate(**mean).figure in page.sections["maps"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_page_asks_nothing_of_the_network_and_says_what_its_pictures_show(pages, name):
+    page = pages[name]
+    assert not re.search(r"https?:|//[a-z]", re.sub(r"base64,[^\"]*", "", page.html))
+    pictures = [given for tag, given in page.elements if tag == "img"]
+    assert 20 <= len(pictures) <= 60
+    assert all(given["src"].startswith("data:image/jpeg;base64,") for given in pictures)
+    assert all(len(given["alt"]) > 10 for given in pictures)
+    assert not [given for tag, given in page.elements if tag in ("script", "iframe")]
+    assert len(page.html) < 1_000_000
+    headings = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+    assert headings[0] == 1
+    assert headings.count(1) == 1
+    assert all(b - a <= 1 for a, b in pairwise(headings))
+    assert sum(tag == "table" for tag, _ in page.elements) == sum(tag == "caption" for tag, _ in page.elements)
+    assert all("scope" in given for tag, given in page.elements if tag == "th")
+    ids = [given["id"] for _, given in page.elements if "id" in given]
+    assert len(ids) == len(set(ids))
+    inside = {given["href"] for tag, given in page.elements if tag == "a"}
+    assert inside <= {f"#{one}" for one in ids}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_groups_figures_are_those_of_evaluate(pages, trained, name):
+    metrics = Metrics.from_dict(json.loads((trained / name / "metrics.json").read_text())["splits"]["test"])
+    for group, estimate in metrics.groups.items():
+        row = pages[name].row(group)
+        assert f"{estimate.figure} {estimate.interval} {estimate.n:,}" in row
+    assert headline(metrics) in pages[name].html
+
+
+def test_verdicts_are_those_of_the_proof(pages):
+    verdicts = {name: page.sections["proof"] for name, page in pages.items()}
+    for name in ("ifam", "a2", "early"):
+        assert "Proved: nothing outside" in verdicts[name], name
+    for name in ("pdiscoformer", "late"):
+        assert "Not blind" in verdicts[name], name
+    assert "Nothing is proved: this method sees the whole picture." in verdicts["probe"]
+    assert "Redrawn: what lies outside the masks. Leaks:" in verdicts["probe"]
+
+
+def test_leaving_a_part_out_does_what_it_does_to_the_model_itself(pages, trained):
+    case = open_case(Audit(trained / "ifam", workers=0, device="cpu"))
+    model = load(trained / "ifam")
+    before, after = (
+        answer(intervened(model.method, one), case.rows, case.indices, model.expects, make_accelerator("cpu"))
+        for one in (Intervention(), Intervention(drop=(1,)))
+    )
+    row = pages["ifam"].row("without part 1")
+    for group in np.unique(before.groups):
+        own = before.groups == group
+        change = 100 * (after.correct[own].mean() - before.correct[own].mean())
+        assert f"{change:+.1f}".replace("-", "−") in row
+    assert "This describes the test data; it is no way to choose." in pages["ifam"].sections["without"]
+
+
+def test_names_and_the_intervention_of_the_user_are_on_the_page(trained, tmp_path):
+    assert typed("intervene", trained / "ifam", "--drop", 0, "--name", "2=the <i>beak</i>", *QUICK)[0] == 0
+    try:
+        out = tmp_path / "page.html"
+        assert typed("audit", trained / "ifam", *QUICK, "--quick", "--out", out, "--pictures", 30)[0] == 0
+        page = Page(out.read_text())
+        assert "With an intervention: without part 0." in page.html
+        assert "part 2 (the &lt;i&gt;beak&lt;/i&gt;)" in page.html
+        assert "<i>" not in page.html
+        assert "without part 0, chosen by hand" in page.sections["run"]
+        assert "Left out by the intervention." in page.sections["looks"]
+    finally:
+        assert typed("intervene", trained / "ifam", "--clear", *QUICK)[0] == 0
+
+
+def test_reports_with_and_without_the_intervention_lie_apart_and_which_it_is_is_said(trained, tmp_path):
+    run, few = shutil.copytree(trained / "ifam", tmp_path / "run"), (*QUICK, "--quick", "--pictures", 10)
+    assert typed("intervene", run, "--drop", 0, *QUICK)[0] == 0
+    code, out, errors = typed("audit", run, *few)
+    assert code == 0, errors
+    assert f"with {run / 'intervention.json'}: without part 0" in errors
+    corrected = run / "intervened-drop0" / "audit.html"
+    assert str(corrected) in out
+    before = corrected.read_text()
+    code, out, errors = typed("audit", run, *few, "--no-intervention")
+    assert code == 0, errors
+    assert "intervention.json" not in errors
+    assert str(run / "audit.html") in out
+    assert "none is applied" in Page((run / "audit.html").read_text()).sections["run"]
+    assert corrected.read_text() == before
+
+
+def test_without_the_intervention_its_file_may_be_damaged(trained, tmp_path):
+    run = shutil.copytree(trained / "ifam", tmp_path / "run")
+    (run / "intervention.json").write_text("{")
+    assert open_case(Audit(run, workers=0, device="cpu", intervention=False)).intervention == Intervention()
+    with pytest.raises(UserError, match="damaged"):
+        open_case(Audit(run, workers=0, device="cpu"))
+
+
+def test_classes_and_files_cannot_write_into_the_page(tmp_path):
+    data = table(tmp_path / "data", ("<b>x</b>", "y&z"))
+    (data / "23.png").rename(data / "<script>1.png")
+    (data / "rows.csv").write_text((data / "rows.csv").read_text().replace("23.png", "<script>1.png"))
+    assert typed("train", "probe", data, *SMALL, "--out", tmp_path / "run")[0] == 0
+    assert typed("audit", tmp_path / "run", *QUICK)[0] == 0
+    page = Page((tmp_path / "run" / "audit.html").read_text())
+    assert "<b>" not in page.html
+    assert "<script" not in page.html
+    assert "<b>x</b>" in page.sections["groups"]
+    assert "class by class" in page.sections["groups"]
+    assert "no masks" in page.sections["backgrounds"]
+    assert "no masks" in page.sections["masks"]
+
+
+def test_two_hundred_pictures_stay_under_five_megabytes_whatever_they_show():
+    noise = torch.rand(3, 160, 160, generator=torch.Generator().manual_seed(0))
+    assert 200 * len(jpeg_uri(noise)) < 4_000_000
+
+
+def test_galleries_are_drawn_from_all_groups_and_the_same_for_the_same_seed():
+    cells = np.repeat([0, 1, 2], [100, 3, 10])
+    rows = drawn(np.arange(113), cells, 9, np.random.default_rng(0))
+    assert np.bincount(cells[rows]).tolist() == [3, 3, 3]
+    assert np.array_equal(rows, drawn(np.arange(113), cells, 9, np.random.default_rng(0)))
+    assert len(drawn(np.array([], dtype=int), cells, 9, np.random.default_rng(0))) == 0
+
+
+@pytest.mark.parametrize(("parts", "count"), [(0, 20), (3, 5)])
+def test_few_pictures_are_spread_over_the_groups(parts, count):
+    groups = np.repeat([0, 1, 2, 3], 30)
+    logits = np.eye(4)[groups] * 9
+    answers = Answers.from_logits([str(i) for i in range(120)], groups, logits, tuple("abcd"), groups, tuple("abcd"))
+    areas = np.ones((120, parts)) if parts else None
+    chosen = plan(Survey(answers, np.ones(120), areas), 20, 0, Intervention())
+    assert len(chosen.overview) == count
+    for rows in (chosen.overview, *chosen.parts.values()):
+        assert np.ptp(np.bincount(groups[rows], minlength=4)) <= 1
+
+
+def test_the_headline_names_the_worst_first_and_does_not_make_differences_out_of_chance():
+    def metrics(**groups):
+        cells = {name: Estimate(*values, n=100, how="") for name, values in groups.items()}
+        worst = min(cells, key=lambda name: cells[name].value)
+        low = Estimate(*groups[worst], n=100, how="", of=worst)
+        return Metrics("test", 100, 1, low, low, low, {}, groups=cells, worst_group=low)
+
+    apart = headline(metrics(easy=(0.99, 0.98, 1.0), hard=(0.71, 0.68, 0.74)))
+    assert apart == "On hard it is right 71 % of the time [68, 74]; on the easiest group, easy, 99.0 % [98.0, 100.0]."
+    assert "may be chance" in headline(metrics(easy=(0.9, 0.8, 0.95), hard=(0.85, 0.75, 0.92)))
+
+
+def test_the_command_to_reproduce_a_run_is_the_one_that_made_it(trained):
+    run = read_run(trained / "ifam")
+    command = training_command(run).split()
+    assert command[:3] == ["sightline", "train", "ifam"]
+    parsed = tyro.cli(Command, args=command[1:])
+    assert isinstance(parsed, Ifam)
+    said = json.loads(json.dumps(vars(parsed), default=lambda value: getattr(value, "__dict__", str(value))))
+    for name, value in run.facts["config"].items():
+        if name not in ("out", "workers", "device", "data"):
+            assert said[name] == value, name
+
+
+@pytest.mark.parametrize("kind", [Robustvit, Rrr, Gradmask, Masktune])
+def test_what_a_run_went_on_with_is_typed_as_the_command_line_knows_it(kind):
+    typed_flags = flags({"start": "runs/erm", "seed": 3}, kind)
+    assert typed_flags == ["--seed", "3", "--from", "runs/erm"]
+    parsed = tyro.cli(kind, args=["data", *typed_flags])
+    assert (parsed.start, parsed.seed) == ("runs/erm", 3)
+
+
+def test_another_split_has_a_file_of_its_own_and_a_report_needs_no_pictures(trained):
+    code, out, _ = typed("audit", trained / "probe", *QUICK, "--quick", "--split", "val", "--pictures", 0)
+    assert code == 0
+    assert str(trained / "probe" / "audit-val.html") in out
+    page = Page((trained / "probe" / "audit-val.html").read_text())
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+    assert typed("audit", trained / "probe", *QUICK, "--pictures", -1)[0] == 2
+
+
+def test_on_a_phone_nothing_but_tables_scrolls_sideways(pages, trained):
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    import shutil
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("needs chromium")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        for name in METHODS:
+            page.goto((trained / name / "audit.html").as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+            assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)"), name
+            page.keyboard.press("Tab")
+            assert page.evaluate("document.activeElement.className") == "skip"
+        browser.close()
+    assert {url.split(":")[0] for url in asked} <= {"file", "data"}

@@ -1,0 +1,33 @@
+"""`--tensorboard`: the board shows what the log says."""
+
+import json
+
+import pytest
+
+from sightline.datasets.toy import write_toy
+
+from ..commands import SMALL, typed
+
+
+def test_the_board_holds_every_logged_figure_at_its_epoch(tmp_path):
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    toy = write_toy(tmp_path / "toy", train=32, val=16, test=8)
+    run = tmp_path / "run"
+    code, _, err = typed("train", "erm", toy, *SMALL, "--epochs", 2, "--out", run, "--tensorboard")
+    assert code == 0, err
+    logged = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in logged] == [1, 2]
+    board = accumulators.EventAccumulator(str(run / "tensorboard"))
+    board.Reload()
+    assert set(board.Tags()["scalars"]) == set(logged[0])
+    assert {"loss", "balanced", "accuracy", "lr"} <= set(logged[0])
+    for name in logged[0]:
+        events = board.Scalars(name)
+        assert [event.step for event in events] == [1, 2]
+        assert [event.value for event in events] == pytest.approx([line[name] for line in logged], rel=1e-6)
+
+
+def test_without_the_flag_there_is_no_board(tmp_path):
+    toy = write_toy(tmp_path / "toy", train=32, val=16, test=8)
+    assert typed("train", "erm", toy, *SMALL, "--epochs", 1, "--out", tmp_path / "run")[0] == 0
+    assert not (tmp_path / "run" / "tensorboard").exists()
