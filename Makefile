@@ -3,13 +3,22 @@ PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 
-.PHONY: demo test check format speed backbone docs clean
+.PHONY: demo test browser check format speed backbone docs clean
 
-demo: $(STAMP)     ## the proof on the embedded pictures
+demo: $(STAMP)     ## the proof on the embedded images
 	$(BIN)/sightline demo
 
-test: $(STAMP)     ## every test, the long ones too
+test: $(STAMP)     ## every test, the long ones too; without a browser its tests are skipped
+	-@$(MAKE) --no-print-directory browser
 	$(BIN)/python -m pytest -n auto --dist loadgroup -q
+
+# Debian's package as root; elsewhere, and where that package is only a pointer to a snap (Ubuntu), Playwright's download.
+browser: $(STAMP)  ## Chromium for the tests of the app and of the report; nothing to do where there is one
+	@$(BIN)/python -m tests.browser && exit; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
+	fi; \
+	$(BIN)/python -m tests.browser || $(BIN)/playwright install chromium
 
 check: $(STAMP)    ## style and types
 	$(BIN)/ruff check .

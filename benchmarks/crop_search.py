@@ -24,8 +24,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
-
 from ratios import ratios
+
 from record import record
 from sightline.vit.weights import load_backbone
 from sightline.what.probe import BoxProbe

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import tyro
+from ratios import ratios
 from torch import Tensor
 
 from pixel_cost import PixelCost, ifam, kept
-from ratios import ratios
 from record import record
 from sightline.datasets.toy_images import make_toy
 from sightline.interventions.apply import QUANTILES, intervened

@@ -23,19 +23,19 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
+from ratios import Runs, ratios, verdicts
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from ratios import Runs, ratios, verdicts
 from record import record
 from sightline.config import Ifam
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import fingerprint, read_rows
 from sightline.datasets.toy_images import Toy, make_toy
+from sightline.methods.base import How, selector
 from sightline.methods.erm import Classifier
 from sightline.methods.ifam import IFam, Pixels, predictor
-from sightline.methods.pdiscoformer import How, selector
 from sightline.metrics.cost import cost
 from sightline.sight import Prediction, Sight, cell_share
 from sightline.training.context import Lesson, When

@@ -27,17 +27,17 @@ import tyro
 
 from record import record
 from sightline.config import Erm, Pretrain
+from sightline.data.drawing import lit, sheet
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import Rows, read_rows
 from sightline.datasets.toy import write_toy
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.methods.dino import mass_and_hit, nearest_neighbours, patch_attention
-from sightline.metrics.inference import make_accelerator
 from sightline.metrics.intervals import wilson
 from sightline.pretrain import new_learner, pretrain
-from sightline.report.drawing import lit, sheet
 from sightline.train import now, set_up, take_step, teach, train
 from sightline.training.context import Desk, When
+from sightline.training.distributed import make_accelerator
 from sightline.training.run_folder import begin
 from sightline.vit.model import ViT
 from sightline.vit.weights import load_backbone, save_backbone

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 import tyro
+from ratios import ratios, verdicts
 from torch import Tensor
 
-from ratios import ratios, verdicts
 from record import record
 from sightline.datasets.toy_images import make_toy
 from sightline.vit.model import ViT

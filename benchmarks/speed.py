@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 import torch
 import tyro
+from ratios import ratios, verdicts
 from rich.console import Console
 from rich.table import Table
 
-from ratios import ratios, verdicts
 from record import record
 from sightline.vit.backbones import KNOWN
 from sightline.vit.model import ViT

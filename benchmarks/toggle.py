@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 import tyro
+from ratios import ratios, verdicts
 from torch import Tensor
 
-from ratios import ratios, verdicts
 from record import record
 from sightline.app.panels import panel
 from sightline.app.session import Answer, Picture, Viewer
@@ -33,9 +33,9 @@ from sightline.datasets.toy_images import make_toy
 from sightline.interventions.apply import intervened
 from sightline.interventions.file import Intervention
 from sightline.load import Model
+from sightline.methods.base import How, selector
 from sightline.methods.ifam import IFam, Pixels, predictor
-from sightline.methods.pdiscoformer import How, selector
-from sightline.metrics.inference import make_accelerator
+from sightline.training.distributed import make_accelerator
 from sightline.training.run_folder import Run
 from sightline.vit.weights import load_backbone
 

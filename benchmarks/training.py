@@ -19,10 +19,11 @@ from tyro.conf import Positional
 from record import record
 from sightline.config import Erm
 from sightline.data.rows import read_rows
-from sightline.methods.erm import Classifier, open_backbone
-from sightline.metrics.inference import make_accelerator
+from sightline.methods.base import open_backbone
+from sightline.methods.erm import Classifier
 from sightline.train import compile_blocks, make_optimizer, now, take_step, train
 from sightline.training.context import Desk, Lesson, When, training_batches, view
+from sightline.training.distributed import make_accelerator
 from sightline.training.run_folder import begin, read_run
 
 

@@ -1,4 +1,4 @@
-"""Commands as a user types them, run in this process, and what they are tried on."""
+"""Commands as a user types them, run in this process, and the data they are run on."""
 
 import contextlib
 import csv
@@ -11,12 +11,12 @@ import pytest
 
 from sightline import cli
 
-SMALL = ("--backbone", "random:nano", "--workers", 0, "--device", "cpu", "--batch", 16)
+SMALL = ("--backbone", "random:nano", "--size", 32, "--workers", 0, "--device", "cpu", "--batch", 16)
 QUICK = ("--workers", 0, "--device", "cpu")
 
 
 def typed(*arguments) -> tuple[int, str, str]:
-    """Exit code, output and errors of `sightline ARGUMENTS`, on a screen wide enough not to wrap."""
+    """Exit code, stdout and stderr of `sightline ARGUMENTS`, on a terminal wide enough not to wrap."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["sightline", *map(str, arguments)])
@@ -29,7 +29,7 @@ def typed(*arguments) -> tuple[int, str, str]:
 
 
 def toy_pictures(toy, folder, count=12, column=None):
-    """Some of the toy's pictures as class folders, or with a group column of this name as rows.csv."""
+    """Some of the toy images as class folders; with a group column of this name also as rows.csv."""
     folder.mkdir(parents=True)
     lines = [f"image,label,{column}"]
     with (toy / "rows.csv").open(newline="") as file:
@@ -44,7 +44,7 @@ def toy_pictures(toy, folder, count=12, column=None):
 
 
 def copied(run, folder, **facts):
-    """A run that says something else about itself."""
+    """A copy of a run with other facts in its run.json."""
     shutil.copytree(run, folder)
     known = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**known, **facts}))

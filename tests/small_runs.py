@@ -1,43 +1,89 @@
-"""Small runs: as Python and as a user types them, stopped where a test wants, and what they are judged by."""
+"""Small training runs: from Python, from the command line, in several processes, interrupted; and their files."""
 
 import contextlib
 import importlib
+import io
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
+from sightline import cli
 from sightline.config import Erm, Train
 
 
 def small(toy: Path, out: Path, **changes) -> Erm:
     settings = {"backbone": "random:nano", "epochs": 3, "batch": 32, "lr": 3e-4, "workers": 0, "device": "cpu"}
-    return Erm(data=toy, out=out, **settings | changes)
+    return Erm(data=toy, out=out, **settings | {"size": 32} | changes)
 
 
 def command_line(toy: Path, out: Path, *more: str) -> list[str]:
-    """The same as `small`, as a user types it."""
+    """The same as `small`, on the command line."""
     command = ["train", "erm", str(toy), "--out", str(out), "--backbone", "random:nano", "--batch", "32"]
-    return [*command, "--lr", "3e-4", "--workers", "0", "--device", "cpu", *more]
+    return [*command, "--size", "32", "--lr", "3e-4", "--workers", "0", "--device", "cpu", *more]
 
 
 def in_two_processes(command: Train) -> None:
-    """What a user types to train with two processes; it must end well."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "sightline", "train"]
-    asked = {name: value for name, value in vars(command).items() if value != getattr(type(command), name, None)}
-    flags = [word for name, value in asked.items() if name != "data" for word in (f"--{name}", str(value))]
-    typed = [sys.executable, *launcher, command.method, str(command.data), *flags]
-    result = subprocess.run(typed, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert result.returncode == 0, result.stderr[-2000:]
+    """Train with two processes; both must succeed."""
+    changed = {name: value for name, value in vars(command).items() if value != getattr(type(command), name, None)}
+    flags = [word for name, value in changed.items() if name != "data" for word in (f"--{name}", value)]
+    codes, errors = in_processes(2, "train", command.method, command.data, *flags)
+    assert codes == [0, 0], errors[-2000:]
+
+
+multiprocessing.set_forkserver_preload(["sightline.cli", "sightline.train", "sightline.methods.dino", "accelerate"])
+
+
+def in_processes(count: int, *arguments, prepare: Callable[[], None] | None = None) -> tuple[list[int], str]:
+    """Exit codes and stderr of `sightline ARGUMENTS` in processes that know what torchrun tells them, after `prepare`.
+
+    They are forked from one process that has imported torch, which saves each of them some seconds. torchrun itself is
+    tried in `training/test_distributed.py`.
+    """
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # it outlives them all
+    together = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
+    together["TORCHELASTIC_USE_AGENT_STORE"] = True
+    with tempfile.TemporaryDirectory() as folder:
+        errors = [Path(folder, str(rank)) for rank in range(count)]
+        start = multiprocessing.get_context("forkserver").Process
+        jobs = [
+            (together | {"RANK": rank, "LOCAL_RANK": rank}, [*map(str, arguments)], prepare, errors[rank])
+            for rank in range(count)
+        ]
+        processes = [start(target=one_of_several, args=job) for job in jobs]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(120)
+            process.kill()
+            process.join()
+        return [process.exitcode or 0 for process in processes], "".join(file.read_text() for file in errors)
+
+
+def one_of_several(environment: dict, arguments: list[str], prepare: Callable[[], None] | None, errors: Path) -> None:
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    torch.set_num_threads(1)
+    sys.argv = ["sightline", *arguments]
+    with errors.open("w") as file, contextlib.redirect_stderr(file), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            if prepare is not None:
+                prepare()
+            cli.main()
+        except Exception:
+            traceback.print_exc()
+            sys.exit(1)
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What a run is judged by: weights, log, answers and figures."""
+    """What runs are compared by: weights, log, predictions and metrics."""
     names = ("best.safetensors", "last.safetensors", "log.jsonl", "predictions/test.csv", "metrics.json")
     return {name: (folder / name).read_bytes() for name in names}
 
@@ -47,7 +93,7 @@ def log_of(folder: Path) -> list[dict]:
 
 
 def loop():
-    """The file, not the word of that name."""
+    """The module, not the function of that name."""
     return importlib.import_module("sightline.train")
 
 
@@ -57,7 +103,7 @@ class Stop(Exception):
 
 @contextlib.contextmanager
 def stopped_after(count: int, what: Callable[[], None] | None = None) -> Generator[None]:
-    """The step after `count` others is not taken, or something else happens in it."""
+    """After `count` training steps the next one raises `Stop`, or calls `what` first."""
     steps, real = [], loop().take_step
 
     def interrupted(*arguments):
@@ -74,7 +120,7 @@ def stopped_after(count: int, what: Callable[[], None] | None = None) -> Generat
 
 
 def table(folder: Path, classes: tuple[str, ...], splits: bool = True) -> Path:
-    """Pictures of one colour each, in a CSV file without groups."""
+    """Images of one colour each, in a CSV file without groups."""
     folder.mkdir()
     lines = ["image,label,split" if splits else "image,label"]
     for i in range(24):

@@ -19,15 +19,20 @@ from sightline.verify.target import pictures as pictures_of
 from sightline.vit.model import Input
 from sightline.vit.weights import save_backbone
 
+from .commands import typed
 from .conftest import small_vit
 
 
-def sightline(*arguments, expect=0):
-    result = subprocess.run(
-        [sys.executable, "-m", "sightline", *map(str, arguments)], capture_output=True, text=True, env=os.environ
-    )
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
+def sightline(*arguments, expect=0) -> tuple[str, str]:
+    """Output and errors of a command, which must end with this exit code."""
+    code, out, err = typed(*arguments)
+    assert code == expect, out + err
+    return out, err
+
+
+def as_a_process(*arguments, interpreter=()) -> subprocess.CompletedProcess:
+    command = [sys.executable, *interpreter, "-m", "sightline", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ)
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +56,11 @@ def pictures(tmp_path):
 
 
 def test_help_is_quick():
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        out = sightline("--help").stdout
-        times.append(time.perf_counter() - start)
-    assert "verify" in out
-    imported = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "sightline", "--help"], capture_output=True, text=True
-    ).stderr
-    assert " torch\n" not in imported, "help must not wait for torch"
-    assert min(times) < 5, "a loose bound: how fast it is, is for a quiet machine to say"
+    start = time.perf_counter()
+    done = as_a_process("--help", interpreter=("-X", "importtime"))
+    assert time.perf_counter() - start < 5, "a loose bound: how fast it is, is for a quiet machine to say"
+    assert (done.returncode, "verify" in done.stdout) == (0, True)
+    assert " torch\n" not in done.stderr, "help must not wait for torch"
 
 
 def test_whoever_reads_along_may_stop_reading():
@@ -74,7 +73,7 @@ def test_whoever_reads_along_may_stop_reading():
 
 
 def test_verify_a_weights_file_on_toy_pictures(weights, tmp_path):
-    out = sightline("verify", weights, "--size", 32, "--limit", 3, "--draws", 1, "--out", tmp_path / "c.json").stdout
+    out = sightline("verify", weights, "--size", 32, "--limit", 3, "--draws", 1, "--out", tmp_path / "c.json")[0]
     assert "3 toy pictures, looking by given masks, patch by patch" in out
     assert "blind  Blind outside its sight" in out
     assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "blind"
@@ -82,19 +81,19 @@ def test_verify_a_weights_file_on_toy_pictures(weights, tmp_path):
 
 
 def test_verify_own_pictures_by_attention_and_by_masks(weights, pictures):
-    out = sightline("verify", weights, pictures, "--size", 32, "--draws", 1).stdout
+    out = sightline("verify", weights, pictures, "--size", 32, "--draws", 1)[0]
     assert "3 pictures, looking by its own attention" in out
     assert "End to end (a figure, not a proof" in out
     assert "not kept; --out certificate.json keeps it." in out
     masks = pictures.parent / "masks"
-    out = sightline("verify", weights, pictures, "--size", 32, "--masks", masks, "--pixels", "--draws", 1).stdout
+    out = sightline("verify", weights, pictures, "--size", 32, "--masks", masks, "--sight", "pixels", "--draws", 1)[0]
     assert "pixel by pixel" in out
     assert "pixels   NaN" in out
 
 
 def test_bad_news_has_another_exit_code(weights, pictures):
-    out = sightline("verify", weights, pictures, "--size", 32, "--what", "late", "--draws", 1, expect=1).stdout
-    assert "leaks  Not blind" in out
+    done = as_a_process("verify", weights, pictures, "--size", 32, "--what", "late", "--draws", 1)
+    assert (done.returncode, "leaks  Not blind" in done.stdout) == (1, True), done.stdout + done.stderr
 
 
 def test_leak_finder_for_ones_own_module(pictures, tmp_path):
@@ -112,14 +111,14 @@ def test_leak_finder_for_ones_own_module(pictures, tmp_path):
         "    return 3\n"
     )
     arguments = ("verify", f"{code}:Mine", pictures, "--size", 32, "--patch", 8, "--draws", 1)
-    assert "They get in at the model itself (Mine)" in sightline(*arguments, expect=1).stdout
-    assert "No leak found" in sightline(*arguments, "--mask-argument", "visible").stdout
-    error = sightline("verify", f"{code}:number", expect=2).stderr
+    assert "They get in at the model itself (Mine)" in sightline(*arguments, expect=1)[0]
+    assert "No leak found" in sightline(*arguments, "--mask-argument", "visible")[0]
+    error = sightline("verify", f"{code}:number", expect=2)[1]
     assert error.strip() == f"sightline: {code}:number: returned a int, not a torch.nn.Module"
 
 
 def test_backbones_are_listed():
-    out = sightline("backbones").stdout
+    out = sightline("backbones")[0]
     assert "dinov2-s14-reg" in out
     assert "rad-dino" in out
 
@@ -133,7 +132,7 @@ def test_backbones_are_listed():
         (["{weights}", "nowhere.png"], "nowhere.png: no such file or folder"),
         (["{weights}", "{empty}"], "{empty}: no pictures in this folder"),
         (["{weights}", "{pictures}", "--size", "33"], "--size 33: must be a multiple of the patch, 8, such as 32"),
-        (["{weights}", "{pictures}", "--where", "attention", "--pixels"], "--pixels needs masks"),
+        (["{weights}", "{pictures}", "--where", "attention", "--sight", "pixels"], "--sight pixels needs masks"),
         (["{weights}", "{pictures}", "--where", "masks"], "--where masks needs a folder of masks"),
         (["{weights}", "{pictures}", "--masks", "{other}"], "no mask of that name"),
         (["{weights}", "{pictures}", "--share", "2"], "--share 2.0: a share between 0 and 1"),
@@ -233,13 +232,13 @@ def test_a_table_may_list_pictures_in_an_archive(pictures):
 def test_the_demo_removes_nothing_of_others(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "dear.txt").write_text("keep me")
-    error = sightline("demo", "--out", tmp_path / "photos", expect=2).stderr
+    error = sightline("demo", "--out", tmp_path / "photos", expect=2)[1]
     assert "was not made by the demo" in error
     assert (tmp_path / "photos" / "dear.txt").read_text() == "keep me"
 
 
 def test_the_demo_shows_what_it_says(tmp_path):
-    out = sightline("demo", "--out", tmp_path / "demo").stdout
+    out = sightline("demo", "--out", tmp_path / "demo")[0]
     assert "worst group: " in out
     for method in ("probe", "erm"):
         metrics = json.loads((tmp_path / "demo" / method / "metrics.json").read_text())["splits"]["test"]

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from sightline import cli
-from sightline.commands import measuring
-from sightline.commands.making import in_a_line
-from sightline.console import bar, show_metrics
+from sightline.console.terminal import bar
+from sightline.datasets.data import in_a_line
+from sightline.evaluate import show_metrics
 
 from .commands import copied, toy_pictures, typed
 from .conftest import shared
@@ -195,7 +195,7 @@ def test_only_the_main_process_writes_and_prints(runs, toy, tmp_path, monkeypatc
     before = (run / "metrics.json").read_text()
     (run / "predictions" / "test.csv").unlink()
     monkeypatch.setattr(accelerate.Accelerator, "is_main_process", False)
-    monkeypatch.setattr(measuring, "is_main_process", lambda: False)
+    monkeypatch.setattr("sightline.evaluate.is_main_process", lambda: False)
     assert typed("evaluate", run, "--workers", 0, "--device", "cpu")[:2] == (0, "")
     assert (run / "metrics.json").read_text() == before
     assert not (run / "predictions" / "test.csv").exists()

@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.load import Model, load
+from sightline.load import Model
+from sightline.load import load_as_trained as load
 from sightline.predict import overlay_names
 from sightline.sight import Sight
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sightline.compare import Entry, compare, verdict
 from sightline.errors import UserError
+from sightline.metrics.comparison import Entry, compare, verdict
 from sightline.metrics.groups import Answers, Estimate, evaluate
 
 CLASSES = ("cat", "dog")

@@ -3,9 +3,6 @@
 import contextlib
 import importlib
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sightline.cli import run
 from sightline.config import Pretrain
 from sightline.data.unlabelled import has_classes, read_pictures
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.pretrain import pretrain
+from sightline.pretrain import run_command as run
 from sightline.vit import backbones
 from sightline.vit.weights import load_backbone
+
+from .small_runs import in_processes
 
 FLAGS = ["--patch", "8", "--pixels", "32", "--large", "24", "--small", "16", "--smalls", "2", "--prototypes", "64"]
 FLAGS += ["--head-width", "32", "--batch", "16", "--epochs", "2", "--warmup", "1", "--workers", "0", "--device", "cpu"]
@@ -119,11 +118,9 @@ def test_an_interrupted_run_ends_with_the_same_bits(toy, tmp_path, tiny, changes
 @pytest.mark.parametrize("centring", ["mean", "sinkhorn"])
 def test_two_processes_do_what_one_does(toy, tmp_path, centring):
     pretrain(small(toy, tmp_path / "one", centring=centring, masked=0.5, finish=0.05, examine_every=5))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "sightline", "pretrain"]
-    command = [*launcher, str(toy), "--out", str(tmp_path / "two"), "--centring", centring, "--masked", "0.5", *FLAGS]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
-    assert result.returncode == 0, result.stderr[-3000:]
+    flags = ("--centring", centring, "--masked", 0.5, *FLAGS)
+    codes, errors = in_processes(2, "pretrain", toy, "--out", tmp_path / "two", *flags)
+    assert codes == [0, 0], errors[-3000:]
     for one, two in zip(log_of(tmp_path / "one"), log_of(tmp_path / "two"), strict=True):
         for name in ("loss", "dino", "koleo", "masked", "entropy", "mass", "prototypes_used"):
             assert one[name] == pytest.approx(two[name], rel=1e-3), name

@@ -16,9 +16,9 @@ import torch
 
 from sightline.errors import UserError
 from sightline.methods.erm import Classifier
-from sightline.metrics.inference import make_accelerator
 from sightline.train import train
 from sightline.training.checkpoint import Clock, load_tensors
+from sightline.training.distributed import make_accelerator
 
 from .small_runs import Stop, command_line, files, log_of, loop, small, stopped_after
 

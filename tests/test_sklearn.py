@@ -73,7 +73,7 @@ def test_groups_and_masks_reach_the_run(tmp_path):
     images, labels = coloured()
     masks = np.zeros((24, 32, 32), bool)
     masks[:, 8:24, 8:24] = True
-    told = SightlineClassifier("early-mask", **QUICK, epochs=1, settings={"pixels": True}, folder=tmp_path / "kept")
+    told = SightlineClassifier("early-mask", **QUICK, epochs=1, settings={"sight": "pixels"}, folder=tmp_path / "kept")
     told.fit(images, labels, groups=labels // 1 + np.arange(24) % 2, masks=list(masks))
     facts = told.model_.run.facts
     assert facts["config"]["pixels"] is True

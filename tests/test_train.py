@@ -15,9 +15,9 @@ import torch
 from sightline.config import Probe
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.load import load
-from sightline.metrics.inference import make_accelerator
+from sightline.load import load_as_trained as load
 from sightline.train import cosine, follow, train
+from sightline.training.distributed import make_accelerator
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.features import cls_features
 

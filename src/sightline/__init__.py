@@ -12,10 +12,10 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from .evaluate import assess as evaluate
+    from .evaluate import evaluate
     from .export.export import export
     from .export.push import push
-    from .load import load_run as load
+    from .load import load
     from .pretrain import pretrain
     from .report.audit import audit as report
     from .sight import Method, Prediction, Sight
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from .vit.weights import load_backbone, save_backbone
 
 _ROOMS = {  # where a word is, and by what name if that is another
-    "load": ".load:load_run",
+    "load": ".load",
     "report": ".report.audit:audit",
-    "evaluate": ".evaluate:assess",
+    "evaluate": ".evaluate",
     "export": ".export.export",
     "push": ".export.push",
     "SightlineClassifier": ".sklearn",

@@ -1,133 +1,77 @@
-"""The command line: every command is a dataclass of `config`, and what it does is in `commands`."""
+"""The command line: every command is a dataclass of `config`, and its code is `run_command` in the file of its name.
+
+Only the chosen command is imported, so that help does not wait for torch.
+"""
 
 from __future__ import annotations
 
 import atexit
+import difflib
 import gc
+import importlib
 import os
 import sys
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Any
 
 import tyro
 
-from . import commands
-from .config import (
-    A2,
-    S2,
-    A2Adapter,
-    A2Dfr,
-    A2Zs,
-    Aim,
-    App,
-    Audit,
-    Backbones,
-    CentreCrop,
-    Check,
-    Compare,
-    Convert,
-    Cvar,
-    Data,
-    Demo,
-    Dfr,
-    EarlyMask,
-    Ep,
-    Erm,
-    Evaluate,
-    Export,
-    Gradmask,
-    Groupdro,
-    Ifam,
-    Import,
-    Intervene,
-    Jtt,
-    LateMask,
-    Lff,
-    Localize,
-    Masktune,
-    Matrix,
-    Pdiscoformer,
-    Predict,
-    Pretrain,
-    Probe,
-    Push,
-    RandomCrop,
-    Robustvit,
-    Rrr,
-    Shape,
-    Stress,
-    Strips,
-    Suite,
-    Toy,
-    Train,
-    Ttr,
-    Verify,
-    Zs,
-)  # fmt: skip
-from .console import fail
+from . import config
+from .config.flags import flag_names
+from .console.terminal import fail
 from .errors import UserError
+from .methods import trainable_methods
 
-sub = tyro.conf.subcommand
-Command = (
-    Annotated[Check, sub("check")]
-    | Annotated[
-        Annotated[Erm, sub("erm")]
-        | Annotated[Probe, sub("probe")]
-        | Annotated[S2, sub("s2")]
-        | Annotated[Dfr, sub("dfr")]
-        | Annotated[Aim, sub("aim")]
-        | Annotated[Ep, sub("ep")]
-        | Annotated[A2, sub("a2")]
-        | Annotated[A2Adapter, sub("a2-adapter")]
-        | Annotated[A2Dfr, sub("a2-dfr")]
-        | Annotated[A2Zs, sub("a2-zs")]
-        | Annotated[CentreCrop, sub("centre-crop")]
-        | Annotated[RandomCrop, sub("random-crop")]
-        | Annotated[Zs, sub("zs")]
-        | Annotated[Ttr, sub("ttr")]
-        | Annotated[Ifam, sub("ifam")]
-        | Annotated[Pdiscoformer, sub("pdiscoformer")]
-        | Annotated[EarlyMask, sub("early-mask")]
-        | Annotated[LateMask, sub("late-mask")]
-        | Annotated[Groupdro, sub("groupdro")]
-        | Annotated[Jtt, sub("jtt")]
-        | Annotated[Cvar, sub("cvar")]
-        | Annotated[Lff, sub("lff")]
-        | Annotated[Robustvit, sub("robustvit")]
-        | Annotated[Rrr, sub("rrr")]
-        | Annotated[Gradmask, sub("gradmask")]
-        | Annotated[Masktune, sub("masktune")],
-        sub("train", description="Train a classifier."),
-    ]
-    | Annotated[Pretrain, sub("pretrain")]
-    | Annotated[Data, sub("data")]
-    | Annotated[Toy, sub("toy")]
-    | Annotated[Convert, sub("convert")]
-    | Annotated[Import, sub("import")]
-    | Annotated[Suite, sub("evaluate")]
-    | Annotated[Localize, sub("localize")]
-    | Annotated[Matrix, sub("matrix")]
-    | Annotated[Shape, sub("shape")]
-    | Annotated[Stress, sub("stress")]
-    | Annotated[Intervene, sub("intervene")]
-    | Annotated[Strips, sub("strips")]
-    | Annotated[Audit, sub("audit")]
-    | Annotated[App, sub("app")]
-    | Annotated[Predict, sub("predict")]
-    | Annotated[Compare, sub("compare")]
-    | Annotated[Verify, sub("verify")]
-    | Annotated[Export, sub("export")]
-    | Annotated[Push, sub("push")]
-    | Annotated[Backbones, sub("backbones")]
-    | Annotated[Demo, sub("demo")]
-)
+ABOUT = "Image classifiers that can only see what they show you."
+
+
+@dataclass(frozen=True)
+class Command:
+    """Its flags, and the module with its `run_command`."""
+
+    config: type
+    module: str
+
+    @property
+    def help(self) -> str:
+        """The first line of the configuration's docstring."""
+        return (self.config.__doc__ or "").strip().splitlines()[0]
+
+
+COMMANDS = {
+    "demo": Command(config.Demo, "demo"),
+    "check": Command(config.Check, "data.check"),
+    "train": Command(config.Train, "train"),
+    "evaluate": Command(config.Suite, "evaluate"),
+    "compare": Command(config.Compare, "compare"),
+    "predict": Command(config.Predict, "predict"),
+    "verify": Command(config.Verify, "verify.verify"),
+    "audit": Command(config.Audit, "report.audit"),
+    "app": Command(config.App, "app.app"),
+    "intervene": Command(config.Intervene, "intervene"),
+    "strips": Command(config.Strips, "report.strips"),
+    "localize": Command(config.Localize, "explain.localize"),
+    "shape": Command(config.Shape, "explain.shape"),
+    "stress": Command(config.Stress, "explain.stress"),
+    "matrix": Command(config.Matrix, "matrix.matrix"),
+    "pretrain": Command(config.Pretrain, "pretrain"),
+    "backbones": Command(config.Backbones, "vit.backbones"),
+    "export": Command(config.Export, "export.export"),
+    "push": Command(config.Push, "export.push"),
+    "import": Command(config.Import, "methods.import_"),
+    "data": Command(config.Data, "datasets.data"),
+    "toy": Command(config.Toy, "datasets.toy"),
+    "convert": Command(config.Convert, "datasets.convert"),
+}
 
 
 def main() -> None:
-    command, about = None, "Image classifiers that can only see what they show you."
+    """Exit code 0: done. 1: done, and the finding is bad news. 2: the command could not be carried out."""
+    name = ""
     try:
-        command = tyro.cli(Command, prog="sightline", description=about)
-        code = run(command)
-        atexit.register(part_company)
+        name, command = parse(sys.argv[1:])
+        code = importlib.import_module(f".{COMMANDS[name].module}", __package__).run_command(command)
+        atexit.register(leave_process_group)
         sys.exit(code)
     except UserError as error:
         sys.exit(fail(str(error), 2))
@@ -135,44 +79,66 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt:
-        sys.exit(fail("stopped; go on with --resume" if isinstance(command, Train) else "stopped", 130))
+        sys.exit(fail("stopped; continue with --resume" if name in ("train", "pretrain") else "stopped", 130))
 
 
-def part_company() -> None:
+def parse(arguments: list[str]) -> tuple[str, Any]:
+    """The command's name, and its configuration."""
+    commands = {name: command.help for name, command in COMMANDS.items()}
+    name, rest = choose("sightline", ABOUT, "COMMAND", commands, arguments)
+    if name != "train":
+        return name, parse_flags(COMMANDS[name].config, f"sightline {name}", rest)
+    methods = {name: entry.help for name, entry in trainable_methods().items()}
+    method, rest = choose("sightline train", COMMANDS["train"].help, "METHOD", methods, rest)
+    return name, parse_flags(trainable_methods()[method].config, f"sightline train {method}", rest)
+
+
+def choose(prog: str, about: str, what: str, choices: dict[str, str], arguments: list[str]) -> tuple[str, list[str]]:
+    """The first word, which must be one of the choices, and the rest; or the list of them, for --help."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print_choices(prog, about, what, choices)
+        sys.exit(0 if arguments else 2)
+    if arguments[0] == "--version" and prog == "sightline":
+        from . import __version__
+
+        print(f"sightline {__version__}")
+        sys.exit(0)
+    if arguments[0] not in choices:
+        near = difflib.get_close_matches(arguments[0], choices, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"`{prog} --help` lists them"
+        raise UserError(f"{prog}: unknown {what.lower()} {arguments[0]}; {hint}")
+    return arguments[0], arguments[1:]
+
+
+def print_choices(prog: str, about: str, what: str, choices: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 2))
+    for name, help_ in choices.items():
+        table.add_row(name, help_)
+    console = Console(highlight=False)
+    console.print(f"usage: {prog} {what} ...\n\n{about}\n", markup=False)
+    console.print(table)
+    console.print(f"\n`{prog} {what} --help` explains one of them.", markup=False)
+
+
+def parse_flags(kind: type, prog: str, arguments: list[str]) -> Any:
+    known = {"--help", *flag_names(kind)}
+    for argument in arguments:
+        if argument == "--":
+            break
+        flag = argument.partition("=")[0]
+        if flag.startswith("--") and flag.replace("_", "-") not in known:
+            near = difflib.get_close_matches(flag, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"`{prog} --help` lists the flags"
+            raise UserError(f"{prog}: unknown flag {flag}; {hint}")
+    return tyro.cli(kind, prog=prog, args=arguments)
+
+
+def leave_process_group() -> None:
     """Where several processes worked together: threads that talk to the others must not outlive this one's work."""
-    together = sys.modules.get("torch.distributed")
-    if together is not None and together.is_available() and together.is_initialized():
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
         gc.collect()  # models hold the group, too
-        together.destroy_process_group()
-
-
-def run(command) -> int:
-    """0: as it should be. 1: the answer is bad news. 2: the question was."""
-    actions = {
-        Check: commands.check,
-        Data: commands.data,
-        Toy: commands.toy,
-        Convert: commands.convert,
-        Import: commands.import_,
-        Backbones: commands.backbones,
-        Pretrain: commands.pretrain,
-        Train: commands.train,
-        Evaluate: commands.evaluate,
-        Suite: commands.suite,
-        Localize: commands.localize,
-        Matrix: commands.matrix,
-        Shape: commands.shape,
-        Stress: commands.stress,
-        Intervene: commands.intervene,
-        Strips: commands.strips,
-        Audit: commands.audit,
-        App: commands.app,
-        Predict: commands.predict,
-        Compare: commands.compare,
-        Verify: commands.verify,
-        Export: commands.export,
-        Push: commands.push,
-        Demo: commands.demo,
-    }
-    # Pretraining is a kind of training, and methods are: the nearest ancestor's action.
-    return next(actions[kind] for kind in type(command).__mro__ if kind in actions)(command)
+        distributed.destroy_process_group()

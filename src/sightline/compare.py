@@ -1,183 +1,150 @@
-"""Several runs in one table: which differences are more than chance, on the same images, pair by pair."""
+"""`sightline compare`: runs side by side, pair by pair, on the same images."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
+from rich.console import Console
 
+from .config import Compare
+from .console.files import make_way, write
+from .console.terminal import print_notes
 from .errors import UserError
-from .metrics.estimates import Estimate, Metrics
-from .metrics.groups import RESAMPLES, Cells, Parts, across_seeds
-from .metrics.intervals import TAIL, Sample, least_gain, over_runs, resample
-from .metrics.predictions import Answers, aligned
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from .metrics.comparison import Comparison, compare
+from .metrics.estimates import read_metrics
+from .metrics.predictions import Answers
+from .training.run_folder import NEUTRAL, Run, read_run, train_counts
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One method, perhaps with several seeds, and how far it is above the reference (None for the reference)."""
+def run_command(command: Compare) -> int:
+    make_way(command.out)
+    make_way(command.classes)
+    console = Console(highlight=False)
+    if command.suite is not None:
+        return compare_on_suite(command, console)
+    comparison = compare_runs(command)
+    console.print(f"On the split {command.split!r}:")
+    console.print(comparison.table())
+    print_notes(console, comparison.warnings)
+    if command.out is not None:
+        write(command.out, json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    if command.classes is not None:
+        from .explain.class_changes import both
 
-    name: str
-    metrics: Metrics
-    accuracy_gain: Estimate | None = None
-    worst_gain: Estimate | None = None
-
-    @property
-    def worst(self) -> Estimate:
-        return self.metrics.worst_group or self.metrics.worst_class
+        files = [folder / "predictions" / f"{command.split}.csv" for folder in two_of(command)]
+        draw_class_changes({command.split: both(*files)}, command)
+    return 0
 
 
-@dataclass(frozen=True)
-class Comparison:
-    reference: str
-    worst_of: str  # "group", or "class" where no groups are known
-    entries: tuple[Entry, ...]
-    warnings: tuple[str, ...] = ()
+def compare_on_suite(command: Compare, console) -> int:
+    from .explain.suite import compare_suites
 
-    @property
-    def header(self) -> tuple[str, ...]:
-        gains = f"accuracy − {self.reference}", "", f"worst {self.worst_of} − {self.reference}", ""
-        gap = ("background gap",) if self.has_background_gap else ()
-        return "", "seeds", "accuracy", f"worst {self.worst_of}", *gap, *gains
+    assert command.suite is not None
+    before, after = two_of(command)
+    found, pairs = compare_suites(before, after, command.suite)
+    console.print(found.table([one.name for one in (before, after)]))
+    if command.out is not None:
+        write(command.out, json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    if command.classes is not None:
+        draw_class_changes(pairs, command)
+    return 0
 
-    @property
-    def has_background_gap(self) -> bool:
-        return any(entry.metrics.background_gap for entry in self.entries)
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """One per method, under `header`."""
-        return [
-            (
-                entry.name,
-                str(entry.metrics.seeds),
-                *(f"{e.figure}  {e.interval}" for e in (entry.metrics.accuracy, entry.worst)),
-                *([str(entry.metrics.background_gap or "–")] if self.has_background_gap else []),
-                *_gain(entry.accuracy_gain),
-                *_gain(entry.worst_gain),
+def two_of(command: Compare):
+    if len(command.runs) != 2:
+        raise UserError(f"classes and suites are compared of two runs, not of {len(command.runs)}")
+    return command.runs
+
+
+def draw_class_changes(pairs, command: Compare) -> None:
+    from .explain.class_changes import class_changes, draw_changes, in_words
+
+    assert command.classes is not None
+    before, after = two_of(command)
+    changes = {name: class_changes(*pair) for name, pair in pairs.items()}
+    for name, some in changes.items():
+        print(f"{name}: {in_words(some)}")
+    draw_changes(changes, command.classes, f"from {before.name} to {after.name}")
+    print(f"Every class is in {command.classes}.")
+
+
+# ---- several runs ----------------------------------------------------------------------------------------------------
+
+
+def compare_runs(command: Compare) -> Comparison:
+    """Every method against the first; runs that differ only in their seed are one method."""
+    if len(command.runs) < 2:
+        raise UserError("compare needs at least two runs")
+    methods: dict[str, list[Run]] = {}
+    for folder in command.runs:
+        run = run_in(folder)
+        methods.setdefault(settings_of(run), []).append(run)
+    for runs in methods.values():
+        refuse_repetition(runs)
+    if len(methods) < 2:
+        raise UserError("these runs differ only in their seed: name a run of another method, to compare them with")
+    names = display_names(list(methods.values()))
+    named = {
+        name: [answers_of(run, command.split) for run in runs]
+        for name, runs in zip(names, methods.values(), strict=True)
+    }
+    counts = [train_counts(run) for runs in methods.values() for run in runs]
+    if all(count == counts[0] for count in counts):
+        return compare(named, train_group_counts=counts[0])
+    comparison = compare(named)
+    note = "the runs were trained on different numbers of pictures per group: no adjusted average, no minority groups"
+    return replace(comparison, warnings=(*comparison.warnings, note))
+
+
+def run_in(folder: Path) -> Run:
+    """A run; or what it answered about other data, in the folder that `evaluate` made for them inside it."""
+    above = folder.resolve().parent
+    if (folder / "run.json").exists() or not ((folder / "metrics.json").exists() and (above / "run.json").exists()):
+        return read_run(folder)
+    facts, content = read_run(above).facts, read_metrics(folder / "metrics.json")
+    own = content.get("data", {}).get("own")
+    data = facts["data"] | ({} if own else {"group_names": []})  # other data's groups are not those of training
+    return Run(folder, facts | {"data": data, "intervention": content.get("intervention")})
+
+
+def settings_of(run: Run) -> str:
+    """All that may change what is learnt, but for the seed. The splits are part of the data's fingerprint."""
+    ignored = NEUTRAL | {"seed", "split_seed"}
+    try:
+        settings = {name: value for name, value in run.facts["config"].items() if name not in ignored}
+        changed = (run.facts.get("intervention") or {}).get("kind")
+        return json.dumps([run.facts["method"], settings, run.facts["data"]["fingerprint"], changed], sort_keys=True)
+    except KeyError as error:
+        raise UserError(f"{run.folder / 'run.json'}: says nothing about {error}; train this run again") from None
+
+
+def refuse_repetition(runs: Sequence[Run]) -> None:
+    by_seed: dict[int, Run] = {}
+    for run in runs:
+        other = by_seed.setdefault(run.facts["seed"], run)
+        if other is not run:
+            raise UserError(
+                f"{other.folder} and {run.folder}: the same method with the same settings, data and seed "
+                f"({run.facts['seed']}), which would count as two seeds; leave one out"
             )
-            for entry in self.entries
-        ]
-
-    def table(self) -> Table:
-        from rich.table import Column, Table
-
-        longest = max((entry.worst_gain.how for entry in self.entries if entry.worst_gain), key=len)
-        caption = f"The same {self.entries[0].metrics.n:,} images for all. Differences: {longest}."
-        header = [Column(name, overflow="fold") for name in self.header]  # names may share their beginning
-        table = Table(*header, box=None, pad_edge=False, caption=caption)
-        table.caption_justify = "left"
-        for row in self.rows():
-            table.add_row(*row)
-        return table
-
-    def to_dict(self) -> dict[str, Any]:
-        entries = [
-            {
-                "name": entry.name,
-                "metrics": entry.metrics.to_dict(),
-                "accuracy_gain": _gain_to_dict(entry.accuracy_gain),
-                "worst_gain": _gain_to_dict(entry.worst_gain),
-            }
-            for entry in self.entries
-        ]
-        about = {"reference": self.reference, "worst_of": self.worst_of}
-        return about | {"entries": entries, "warnings": list(self.warnings)}
 
 
-def verdict(gain: Estimate) -> str:
-    if gain.low > 0:
-        return "better"
-    return "worse" if gain.high < 0 else "undecided"
+def display_names(methods: Sequence[Sequence[Run]]) -> list[str]:
+    """The first run's folder, with as many folders above it as tell the methods apart."""
+    paths = [runs[0].folder.resolve() for runs in methods]
+    parts = 1
+    while len({path.parts[-parts:] for path in paths}) < len(paths):
+        parts += 1
+    names = [Path(*path.parts[-parts:]).as_posix() for path in paths]
+    more = ["" if len(runs) == 1 else f" and {len(runs) - 1} more seed{'s' * (len(runs) > 2)}" for runs in methods]
+    return [f"{name}{rest}" for name, rest in zip(names, more, strict=True)]
 
 
-def _gain(gain: Estimate | None) -> tuple[str, str]:
-    return (f"{gain.figure}  {gain.interval}", verdict(gain)) if gain else ("–", "")
-
-
-def _gain_to_dict(gain: Estimate | None) -> dict[str, Any] | None:
-    return asdict(gain) | {"verdict": verdict(gain)} if gain else None
-
-
-def compare(
-    named: Mapping[str, Sequence[Answers]],
-    *,
-    reference: str | None = None,
-    train_group_counts: Mapping[str, int] | None = None,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-) -> Comparison:
-    """Every method against the reference, by default the first, on the images that all of them answered.
-
-    The images are drawn once for both of a pair, the seeds of each for itself.
-    """
-    empty = [name for name, answers in named.items() if not answers]
-    if empty:
-        raise UserError(f"the run {empty[0]!r} has no answers to compare")
-    if len(named) < 2:
-        raise UserError("one run alone cannot be compared: name at least two")
-    reference = next(iter(named)) if reference is None else reference
-    if reference not in named:
-        raise UserError(f"there is no run {reference!r} to compare with: choose one of {', '.join(named)}")
-    runs = _on_the_same_images(named)
-    entries = []
-    for name, answers in runs.items():
-        metrics = across_seeds(answers, train_group_counts=train_group_counts, seed=seed, resamples=resamples)
-        gains = (None, None) if name == reference else _gains(answers, runs[reference], resamples, seed)
-        entries.append(Entry(name, metrics, *gains))
-    worst_of = "class" if entries[0].metrics.worst_group is None else "group"
-    return Comparison(reference, worst_of, tuple(entries), tuple(_warnings(entries)))
-
-
-def _on_the_same_images(named: Mapping[str, Sequence[Answers]]) -> dict[str, list[Answers]]:
-    titled = [
-        (name, f"{name} (seed {number})" if len(answers) > 1 else name, run)
-        for name, answers in named.items()
-        for number, run in enumerate(answers, 1)
-    ]
-    runs: dict[str, list[Answers]] = {name: [] for name in named}
-    for (name, _, _), run in zip(titled, aligned([(title, run) for _, title, run in titled]), strict=True):
-        runs[name].append(run)
-    return runs
-
-
-def _gains(
-    answers: Sequence[Answers], others: Sequence[Answers], resamples: int, seed: int
-) -> tuple[Estimate, Estimate]:
-    first, cells = answers[0], Cells.of(answers[0])
-    correct = [np.stack([run.correct for run in block], axis=1) for block in (answers, others)]
-    ours, theirs = resample(correct, cells.of_image, resamples, seed)
-    how = f"paired bootstrap over images within {'classes' if first.groups is None else 'groups'}"
-    how += " and over seeds" if len(answers) + len(others) > 2 else ""
-    if first.groups is None:
-        parts = cells.parts(cells.labels, first.classes)
-    else:
-        parts = cells.parts(cells.groups, first.group_names)
-    return _accuracy_gain(ours, theirs, cells, how), _worst_gain(ours, theirs, parts, len(first), how)
-
-
-def _accuracy_gain(ours: Sample, theirs: Sample, cells: Cells, how: str) -> Estimate:
-    n = int(cells.sizes.sum())
-    (our_value, our_draws), (their_value, their_draws) = (s.averages(cells.sizes / n) for s in (ours, theirs))
-    draws = over_runs(our_draws, ours.runs) - over_runs(their_draws, theirs.runs)
-    low, high = np.quantile(draws, [TAIL, 1 - TAIL])
-    return Estimate(our_value.mean() - their_value.mean(), low, high, n, how, difference=True)
-
-
-def _worst_gain(ours: Sample, theirs: Sample, parts: Parts, n: int, how: str) -> Estimate:
-    (our_values, our_draws), (their_values, their_draws) = (s.parts(parts.shares) for s in (ours, theirs))
-    value = our_values.min(axis=1).mean() - their_values.min(axis=1).mean()
-    low = least_gain(our_draws, ours.runs, their_draws, theirs.runs)
-    high = -least_gain(their_draws, theirs.runs, our_draws, ours.runs)
-    how += "; both minima are biased low, and the interval allows for each that could be the worst"
-    return Estimate(value, low, high, n, how, difference=True)
-
-
-def _warnings(entries: Sequence[Entry]) -> Iterator[str]:
-    yield from dict.fromkeys(warning for entry in entries for warning in entry.metrics.warnings)
-    if len(entries) > 2:
-        yield f"{len(entries) - 1} methods are compared, each at 95 %: one verdict in twenty may be chance"
+def answers_of(run: Run, split: str) -> Answers:
+    path = run.folder / "predictions" / f"{split}.csv"
+    if not path.exists():
+        raise UserError(f"{path}: no such file; make it with `sightline evaluate {run.folder} --split {split}`")
+    return Answers.load_csv(path, split=split, group_names=tuple(run.facts["data"]["group_names"]))

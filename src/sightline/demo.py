@@ -8,17 +8,16 @@ from pathlib import Path
 
 import torch
 
-from .commands import compare, train
+from .compare import run_command as compare
 from .config import A2, Compare, Demo, EarlyMask, Erm, Ifam, Probe, Train
-from .console import show
+from .data.drawing import as_seen, sheet, with_parts
 from .datasets.toy import write_toy
 from .datasets.toy_images import make_toy
 from .errors import UserError
-from .load import load
-from .methods.given_mask import GivenMask
-from .report.drawing import as_seen, sheet, with_parts
+from .load import load_as_trained
 from .sight import Sight
-from .verify.verify import verify
+from .train import run_command as train
+from .verify.verify import show, verify
 from .vit.weights import load_backbone
 from .what.pool import LateMask
 
@@ -36,7 +35,7 @@ PARTS = {
 MARKER = "made-by-the-demo.txt"
 
 
-def demo(command: Demo) -> int:
+def run_command(command: Demo) -> int:
     make_room(command.out)
     print(
         "1. A data set with a shortcut: storks and ducks, where the place gives the class away nine times out of ten.\n"
@@ -70,7 +69,7 @@ def lessons(command: Demo, data: Path) -> dict[str, Train]:
             asked(EarlyMask, "patches", **brief)
         ),
         "7. Shown the bird's pixels (true masks): what iFAM could reach.": (
-            asked(EarlyMask, "pixels", pixels=True, at_least=0.1, **brief)
+            asked(EarlyMask, "pixels", sight="pixels", at_least=0.1, **brief)
         ),
     }
 
@@ -106,8 +105,8 @@ def prove(command: Demo) -> int:
         "pixels": "what true masks show",
     }
     for name, caption in captions.items():
-        method = load(command.out / name).method
-        sight = method.look_at(images, toy.masks) if isinstance(method, GivenMask) else method.look(images)
+        method = load_as_trained(command.out / name).method
+        sight = method.look_at(images, toy.masks) if method.needs_masks else method.look(images)
         if sight.parts is not None:
             shown["the parts that iFAM found"] = with_parts(images, sight)
         shown[caption] = as_seen(images, sight)

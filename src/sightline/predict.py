@@ -15,14 +15,14 @@ import torch
 from PIL import Image
 
 from .config import Predict
+from .console.files import as_csv, make_folder, make_way, write
+from .console.terminal import counted, fail
+from .data.drawing import as_seen, to_pictures
 from .data.images import find_images, read_image, to_tensor
 from .errors import UserError
-from .evaluate import as_csv, make_folder
-from .interventions.apply import load_corrected
-from .load import Model
-from .metrics.inference import make_accelerator
-from .report.drawing import as_seen, to_pictures
+from .load import load_corrected
 from .sight import Sight
+from .training.distributed import make_accelerator
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Guesses:
     unseen: tuple[Path, ...] = ()  # of which the model saw nothing
 
 
-def predict_pictures(command: Predict) -> Guesses:
+def predict(command: Predict) -> Guesses:
     """A line per picture: the answer and the probability of every class."""
     device = make_accelerator(command.device).device
     correctable = command.intervention and command.mask is None  # a mask takes the place of all that there is
     model = load_corrected(command.run, str(device), correctable)
-    if command.overlay is not None and sees_everything(model):
+    if command.overlay is not None and (model.method.sees_everything or not model.method.blind):
         raise UserError("--overlay: this method sees the whole picture, so there is nothing to draw")
     paths = find_images(command.images)
     names = overlay_names(paths, command.images)
@@ -79,16 +79,6 @@ def refuse_to_replace(path: Path | None) -> None:
         raise UserError(f"{path}: exists, and does not hold answers of `sightline predict`; choose another --out")
 
 
-def sees_everything(model: Model) -> bool:
-    """Told by a blank picture: a method that hides nothing has no patches, pixels or boxes to choose from. One that is
-    not blind has, but sees the rest all the same."""
-    if not getattr(model.method, "blind", True):
-        return True
-    sight = model.predict([Image.new("RGB", model.expects.size[::-1])]).sight
-    cells = 1 if sight.keep is None else sight.keep[0].numel()
-    return cells == 1 and sight.keep_pixels is None and sight.boxes is None
-
-
 def read_those_that_can(paths: Sequence[Path], which: Sequence[int]) -> dict[int, Image.Image]:
     """One damaged picture does not spoil the others: it is named, and left out."""
     pictures = {}
@@ -124,3 +114,23 @@ def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sig
             picture.save(folder / name)
         except OSError as error:
             raise UserError(f"{folder / name}: cannot be written ({error.strerror or error})") from error
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Predict) -> int:
+    make_way(command.out)
+    refuse_to_replace(command.out)
+    guesses = predict(command)
+    if command.out is None:
+        sys.stdout.write(guesses.text)
+    else:
+        write(command.out, guesses.text)
+        print(f"The answers are in {command.out}.")
+    if guesses.unseen:
+        few = f"{counted(len(guesses.unseen))} of which nothing was seen, such as {guesses.unseen[0]}"
+        print(f"note: {few}: the answer is a guess", file=sys.stderr)
+    if guesses.unreadable:
+        return fail(f"{guesses.unreadable:,} of {guesses.pictures:,} pictures could not be read", 1)
+    return 0

@@ -6,6 +6,7 @@ accelerate launch --num_processes 8 -m sightline pretrain DATA --size s        #
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
@@ -14,14 +15,14 @@ import torch
 from rich.console import Console
 
 from .config import Pretrain
-from .console import print_notes
+from .console.terminal import is_main_process, print_notes
 from .data.rows import Rows
 from .data.unlabelled import read_pictures
 from .errors import UserError
 from .methods.dino import Dino, geometry
-from .metrics.inference import make_accelerator
 from .train import begin_together, fit
 from .training.context import Desk, deterministic, refuse_uneven
+from .training.distributed import make_accelerator
 from .vit.backbones import own_vit
 from .vit.model import ViT
 from .vit.weights import save_backbone
@@ -88,3 +89,20 @@ def refuse_hopeless(config: Pretrain, rows: Rows, processes: int) -> None:
         if is_wrong:
             raise UserError(complaint)
     refuse_uneven(batch, processes, config.accumulate)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Pretrain) -> int:
+    from .training.progress import figures_of_pretraining
+    from .training.run_folder import read_run
+
+    folder = pretrain(command)
+    if is_main_process():
+        run = read_run(folder)
+        last = json.loads(run.log_file.read_text(encoding="utf-8").splitlines()[-1])
+        if found := figures_of_pretraining(last):
+            print(", ".join(found))
+        print(f"The backbone is {folder / 'backbone.safetensors'}: give that to --backbone.")
+    return 0

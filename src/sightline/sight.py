@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from .data.drawing import draw_sight
+from .errors import UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -92,10 +95,8 @@ class Sight:
         return self.visible(size).float().mean(dim=(1, 2))
 
     def show(self, images: Tensor | None = None) -> Image:
-        """A picture of what may be seen of these images; without them, of its shape."""
-        from .report.notebook import drawn
-
-        return drawn(self, images)
+        """An image of what is visible of these images; without them, of the sight's shape."""
+        return draw_sight(self, images)
 
     def to(self, device: torch.device | str) -> Sight:
         return replace(self, **{name: value.to(device) for name, value in self._given().items()})
@@ -130,13 +131,17 @@ class Prediction:
 
 @runtime_checkable
 class Judge(Protocol):
-    """*What*: the half of a method that answers from a `Sight`. Images are floats [B, 3, h, w] in [0, 1]."""
+    """*What*: the half of a method that predicts from a `Sight`. Images are floats [B, 3, h, w] in [0, 1]."""
+
+    blind: bool
+    """Whether nothing outside the sight can reach the prediction: what `sightline verify` proves or refutes."""
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         """What it is, from nothing but `sight`: cheap, many times."""
         ...
 
 
+@runtime_checkable
 class Look(Protocol):
     """*Where*: the half of a method that chooses the `Sight`."""
 
@@ -149,24 +154,54 @@ class Look(Protocol):
         ...
 
 
-@runtime_checkable
-class Method(Look, Judge, Protocol):
-    """Both halves: `look`, `judge` and `maps`, and no more."""
+class Method(nn.Module):
+    """What every method offers. Everything that works with methods relies on this, and on nothing else.
 
+    A method must define `look`, `judge` and `maps` and declare `blind`; the rest has defaults.
+    """
 
-@runtime_checkable
-class Told(Protocol):
-    """A method that is told where to look, by a mask for every picture; it may also be able to look for itself."""
+    blind: bool
+    """Required. Whether nothing outside the sight can reach the prediction. A method that sees the whole image is
+    blind outside its sight for the trivial reason that nothing is outside; it declares `sees_everything` as well."""
+    sees_everything: bool = False
+    """The sight is always the whole image, so there is nothing to hide, draw or intervene on."""
+    uses_sight: bool = True
+    """Whether `judge` depends on the sight it is given; if not, evaluation need not call `look` first."""
+    needs_masks: bool = False
+    """Whether every image must come with a mask that says where to look (`look_at`)."""
+    accepts_masks: bool = False
+    """Whether `look_at` is available."""
+    part_count: int = 0
+    """K, the number of discovered parts; a method with parts is a `methods.base.PartMethod`."""
+    export_graph: str = ""
+    """Which traceable graph `sightline export` makes of it (a key of `export.graph.GRAPHS`); empty: it cannot."""
+    export_obstacle: str = "its graph is not known"
+    """Why it cannot be exported, where `export_graph` is empty."""
 
-    needs_masks: bool
+    def __init__(self) -> None:
+        super().__init__()
+        if not hasattr(type(self), "blind"):
+            raise TypeError(f"{type(self).__name__} does not declare `blind`: say whether hidden pixels can reach it")
 
-    def given(self, rows: Any) -> Any:
-        """The rows of a data set with the masks it is to be told by."""
-        ...
+    def look(self, images: Tensor) -> Sight:
+        """Where to look: costly, once per image."""
+        raise NotImplementedError(f"{type(self).__name__}.look")
 
-    def look_at(self, images: Tensor, masks: Tensor) -> Sight:
-        """Where it is told to look; `masks` are bool [B, h, w]."""
-        ...
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        """What it is, from nothing but `sight`: cheap, many times."""
+        raise NotImplementedError(f"{type(self).__name__}.judge")
+
+    def maps(self, images: Tensor) -> dict[str, Tensor]:
+        """What to draw: named maps [B, H, W]."""
+        raise NotImplementedError(f"{type(self).__name__}.maps")
+
+    def look_at(self, images: Tensor, masks: Tensor) -> Sight:  # noqa: ARG002 (the interface)
+        """The sight that masks, bool [B, h, w], allow."""
+        raise UserError("--mask: this method cannot be given a mask; ifam, early-mask and late-mask can")
+
+    def with_masks(self, rows: Any) -> Any:
+        """The rows of a dataset with the masks that this method is to be given; by default as they are."""
+        return rows
 
 
 def spread(cells: Tensor, size: tuple[int, ...]) -> Tensor:

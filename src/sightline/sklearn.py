@@ -68,7 +68,7 @@ class SightlineClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Sequence[Any], y: Sequence[Any], *, groups: Some = None, masks: Some = None) -> Self:
         """Labels `y` may be anything that can be compared. `groups` are for measuring, and for methods that use them;
         `masks`, bright where the thing is, are for those that are told where to look."""
-        from .load import load
+        from .load import load_as_trained
         from .train import train
 
         pictures, labels = list(X), np.asarray(y)
@@ -93,7 +93,7 @@ class SightlineClassifier(ClassifierMixin, BaseEstimator):
             columns["mask"] = [filed(one, home / "masks" / f"{i}.png") for i, one in enumerate(masks)]
         write_rows(home / "rows.csv", columns)
         self.run_ = train(told(data=home / "rows.csv", out=home / "run"))
-        self.model_ = load(self.run_, self.device if self.device != "auto" else best_device())
+        self.model_ = load_as_trained(self.run_, self.device if self.device != "auto" else best_device())
         self.order_ = [self.model_.classes.index(name) for name in names]
         self.n_features_in_ = 1  # a picture
         return self

@@ -27,15 +27,17 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
 from .config import Loop, Train
+from .console.files import save_text
+from .console.terminal import is_main_process
 from .data.augment import Augment
 from .data.batches import Batches
 from .data.rows import Rows, read_rows
 from .errors import UserError
 from .methods import maker_of
 from .metrics.groups import evaluate
-from .metrics.inference import answer_batches, make_accelerator, needs_masks, shown
+from .metrics.inference import answer_batches
 from .sight import Method
-from .training.checkpoint import Clock, load_tensors, pack, save_tensors, save_text, unpack
+from .training.checkpoint import Clock, load_tensors, pack, save_tensors, unpack
 from .training.context import (
     Desk,
     Learner,
@@ -52,6 +54,7 @@ from .training.context import (
     training_batches,
     view,
 )
+from .training.distributed import make_accelerator
 from .training.progress import Progress, Speed, stopping_between_steps
 from .training.run_folder import Run, begin, read_run, train_counts
 from .training.trackers import Board, tensorboard
@@ -69,8 +72,9 @@ def train(config: Train) -> Path:
         refuse_processes_apart(config, rows, accelerator.num_processes)
         run = begin_together(config, rows, accelerator)
         model, expects = maker_of(config.method)(config, rows, run, accelerator)
-        desk = Desk(shown(model, rows), run, accelerator, expects)
+        desk = Desk(model.with_masks(rows), run, accelerator, expects)
         if isinstance(config, Loop):
+            model.prepare(desk, train)
             model = fit(model, desk, config)
         conclude(cast(Method, model), desk, config)
     return run.folder
@@ -98,7 +102,7 @@ def conclude(model: Method, desk: Desk, config: Train) -> None:
     for split in ("val", "test"):
         if not len(desk.rows.where(split)):
             continue
-        with closing(exam_batches(desk, split, config, masks=needs_masks(model))) as batches:
+        with closing(exam_batches(desk, split, config, masks=model.needs_masks)) as batches:
             answers = answer_batches(model, desk.rows, batches, desk.accelerator)
         if main:
             folder.mkdir(exist_ok=True)
@@ -173,7 +177,7 @@ def set_up(model: Learner, desk: Desk, config: Loop, to_close: ExitStack) -> Cou
     accelerator = desk.accelerator
     batches = training_batches(desk, config, model)
     to_close.callback(batches.close)
-    exam = exam_batches(desk, "val", config, masks=needs_masks(model))
+    exam = exam_batches(desk, "val", config, masks=model.needs_masks)
     to_close.callback(exam.close)
     model.to(accelerator.device).log_prior = log_prior(desk, config)
     average = copy.deepcopy(model).eval().requires_grad_(False) if config.average else None
@@ -394,3 +398,16 @@ def refuse_divergence(losses: dict[str, float], course: Course) -> None:
 def stop(course: Course) -> None:
     save(course)
     raise KeyboardInterrupt
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Train) -> int:
+    from .evaluate import show_metrics
+
+    folder = train(command)
+    if is_main_process():
+        show_metrics(folder, "test")
+        print(f"The run is in {folder}.")
+    return 0

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,6 @@ from sightline.train import train
 from ..commands import typed
 
 pytest.importorskip("gradio", reason="needs Gradio: pip install 'sightline[app]'")
-CHROMIUM = next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
 SMALL = {"backbone": "sightline-nano", "size": 32, "batch": 16, "workers": 0, "device": "cpu", "epochs": 1, "lr": 1e-4}
 PATIENCE = 20_000  # milliseconds
 
@@ -52,17 +50,6 @@ def served(run, called):
     blocks, url = page.launch()
     yield page, url
     blocks.close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'sightline[dev]'")
-    if CHROMIUM is None:
-        pytest.skip("needs chromium, which Debian's package of that name brings")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.interventions.apply import calibrate, intervened
 from sightline.interventions.file import Intervention
-from sightline.load import load
-from sightline.metrics.inference import answering_batches, make_accelerator
+from sightline.load import load_as_trained as load
+from sightline.metrics.inference import answering_batches
 from sightline.train import train
+from sightline.training.distributed import make_accelerator
 
 from ..commands import QUICK, typed
 
@@ -45,7 +46,7 @@ def trained(toy, tmp_path_factory):
         "patches": Ifam(toy, out=folder / "patches", sight="patches", **parts, **SMALL),
         "pdiscoformer": Pdiscoformer(toy, out=folder / "pdiscoformer", parts=3, **BRIEF, **SMALL),
         "a2": A2(toy, out=folder / "a2", crop=("0.5",), **SMALL),
-        "early": EarlyMask(toy, out=folder / "early", pixels=True, **BRIEF, **SMALL),
+        "early": EarlyMask(toy, out=folder / "early", sight="pixels", **BRIEF, **SMALL),
         "erm": Erm(toy, out=folder / "erm", **BRIEF, **SMALL),
     }
     return {name: train(one) for name, one in asked.items()}

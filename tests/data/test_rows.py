@@ -308,7 +308,7 @@ def test_an_unknown_layout_is_answered_with_the_known_ones(tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_has_its_reader(layout):
     name, function = LAYOUTS[layout].split(":")
-    assert callable(getattr(import_module(f"sightline.data.{name}"), function))
+    assert callable(getattr(import_module(f"sightline.datasets.{name}"), function))
 
 
 def test_a_layout_without_val_gets_one(tmp_path, monkeypatch):

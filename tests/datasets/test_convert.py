@@ -11,9 +11,9 @@ import pytest
 
 from sightline.config import CONVERTIBLE
 from sightline.data.images import read_image, read_mask
+from sightline.data.layouts import LAYOUTS
 from sightline.data.rows import read_rows
 from sightline.datasets.convert import CONVERTERS, convert
-from sightline.datasets.layouts import LAYOUTS
 from sightline.errors import UserError
 from tests.commands import typed
 

@@ -123,7 +123,7 @@ def test_a_stopped_build_leaves_no_set_and_goes_on_where_it_was(options, tmp_pat
 KILLED = """
 import os, sys
 from pathlib import Path
-from sightline.data import build as building
+from sightline.datasets import data as building
 
 cub, scenes, out = map(Path, sys.argv[1:])
 made, paste = [], building.paste

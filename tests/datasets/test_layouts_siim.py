@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sightline.data.dicom import read_dicom
 from sightline.data.images import read_mask
 from sightline.datasets.pickles import pickle_to_json
-from sightline.datasets.siim import read_dicom, read_siim, write_masks
+from sightline.datasets.siim import read_siim, write_masks
 from sightline.errors import UserError
 
 from .published import (

@@ -16,8 +16,8 @@ from sightline.explain.background_swaps import (
     spread_over,
     swaps,
 )
-from sightline.metrics.inference import make_accelerator
 from sightline.sight import Prediction, Sight
+from sightline.training.distributed import make_accelerator
 from sightline.vit.model import Input
 
 SIDE = 16

@@ -16,8 +16,7 @@ from sightline.data.batches import Batch
 from sightline.data.rows import Rows, read_rows
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.explain.localize import Localization, estimates, localize
-from sightline.metrics.inference import make_accelerator
+from sightline.explain.localize import localize
 from sightline.metrics.keypoints import (
     Places,
     adjusted_rand_index,
@@ -27,8 +26,10 @@ from sightline.metrics.keypoints import (
     part_centres,
     parts_at,
 )
+from sightline.metrics.localization import Localization, estimates
 from sightline.metrics.overlap import map_columns, mean_iou, patch_grid, per_image
 from sightline.sight import Sight, cell_share
+from sightline.training.distributed import make_accelerator
 from sightline.vit.model import Input
 
 SIDE = 32

@@ -23,8 +23,8 @@ from sightline.explain.localize_backbones import (
     subject,
 )
 from sightline.explain.plots import family
-from sightline.metrics.inference import make_accelerator
 from sightline.metrics.overlap import map_columns
+from sightline.training.distributed import make_accelerator
 from sightline.where.attention import cls_attention_map, cls_attention_shares, maps_and_shares
 
 from ..commands import QUICK, typed

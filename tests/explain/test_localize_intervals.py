@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sightline.explain.localize import estimates, localize
+from sightline.explain.localize import localize
+from sightline.metrics.localization import estimates
 
 from .test_localize import EXPECTS, LeftHalf, accelerator, rows, toy  # noqa: F401 (fixtures)
 

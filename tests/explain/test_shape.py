@@ -11,8 +11,8 @@ from sightline.data.rows import Rows, read_rows
 from sightline.datasets.toy import write_toy
 from sightline.explain.shape import label_from_shape, shape_run, shapes
 from sightline.metrics.groups import evaluate
-from sightline.metrics.inference import make_accelerator
 from sightline.sight import Sight
+from sightline.training.distributed import make_accelerator
 from sightline.vit.model import Input
 from tests.commands import QUICK, SMALL, typed
 

@@ -18,7 +18,7 @@ from sightline.export.export import example, picture_facts
 from sightline.export.graph import Switches, WithParts, switches, traceable
 from sightline.interventions.apply import intervened, keep
 from sightline.interventions.file import Intervention
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.sight import Sight
 from sightline.train import train
 from sightline.verify.perturbations import fill

@@ -1,7 +1,6 @@
 """The other methods as ONNX files, and what is said of those that cannot be."""
 
 import json
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -11,8 +10,9 @@ from sightline.errors import UserError
 from sightline.export.check import compare
 from sightline.export.export import discs
 from sightline.export.graph import need_onnx, to_onnx, traceable
-from sightline.load import load
-from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
+from sightline.load import load_as_trained as load
+from sightline.methods.base import How, selector
+from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.train import train
 
 from ..commands import typed
@@ -26,7 +26,7 @@ METHODS = {
     "a2": (A2, {"crop": ("0.5",), "crops": (2,)}),
     "a2-adapter": (A2Adapter, {"steps": 1, "pictures": 32, "support": 8, "query": 8, "crops": 2}),
     "aim": (Aim, LOOP),
-    "early-mask": (EarlyMask, {"pixels": True, "zoom": True, "fill": "noise", "at_least": 0.1} | LOOP),
+    "early-mask": (EarlyMask, {"sight": "pixels", "zoom": True, "fill": "noise", "at_least": 0.1} | LOOP),
 }
 
 
@@ -88,7 +88,7 @@ def test_what_no_graph_can_do_is_refused_with_a_way_out(toy, folder):
     assert code == 2
     assert "drawn from a hash of each picture; use it from Python: sightline.load" in errors
     assert not (run / "onnx").exists()
-    settings = asdict(Pdiscoformer(toy, preset="published", parts=2))
+    settings = Pdiscoformer(toy, preset="published", parts=2)
     method = PDiscoFormer(selector(small_vit(classes=0), settings, 2), How.of(settings))
     with pytest.raises(UserError, match=r"draws noise also in evaluation.*train with --eval-noise False"):
         traceable(method, "run")

@@ -14,7 +14,8 @@ import pytest
 
 import sightline
 from sightline.errors import UserError
-from sightline.export.push import refuse_odd_name, without_paths
+from sightline.export.push import without_paths
+from sightline.load import refuse_odd_name
 
 from ..commands import SMALL, typed
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.explain.localize import estimates
 from sightline.metrics.keypoints import (
     Places,
     adjusted_rand_index,
@@ -14,6 +13,7 @@ from sightline.metrics.keypoints import (
     normalised_mutual_information,
     parts_at,
 )
+from sightline.metrics.localization import estimates
 from sightline.metrics.overlap import pooled_iou
 
 from ..conftest import shared

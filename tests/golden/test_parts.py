@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from sightline.methods.erm import backbone_groups
+from sightline.methods.base import backbone_groups
 from sightline.methods.import_ import OFFICIAL
 from sightline.where.corrections import Claims, Correction
 from sightline.where.parts import freeze, hard_keep, pool, soft_keep, straight_through

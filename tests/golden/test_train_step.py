@@ -1,7 +1,6 @@
 """One whole step of iFAM's published training, by the method that users train: losses and every gradient."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,9 @@ import torch
 
 from sightline.config import Ifam, Shaping
 from sightline.data.augment import Affine
+from sightline.methods.base import Draws, How
 from sightline.methods.ifam import IFam
 from sightline.methods.import_ import OFFICIAL
-from sightline.methods.pdiscoformer import Draws, How
 from sightline.train import make_optimizer, set_rate
 from sightline.training.context import When
 from sightline.what.masked import MaskedViT
@@ -25,7 +24,7 @@ PUBLISHED = Ifam(Path("data"), preset="published", head_lr=1e4, prototype_lr=1e3
 
 @pytest.fixture
 def model(stage1, stage2) -> IFam:
-    return IFam(stage1, MaskedViT(stage2), How.of(asdict(PUBLISHED))).train()
+    return IFam(stage1, MaskedViT(stage2), How.of(PUBLISHED)).train()
 
 
 @pytest.fixture
@@ -103,7 +102,7 @@ def test_the_moved_images_are_seen_as_published(stage1, expected):
 
 def test_parts_are_decorrelated_by_default(stage1, stage2, inputs, draws, expected):
     all_grids_alike = Shaping(total_variation_at=0)
-    how = How.of(asdict(Ifam(Path("data"), share_noise=False, shaping=all_grids_alike)))
+    how = How.of(Ifam(Path("data"), share_noise=False, shaping=all_grids_alike))
     ours = IFam(stage1, MaskedViT(stage2), how).losses(inputs["inputs.images"], inputs["inputs.targets"], draws)
     torch.testing.assert_close(ours["orthogonality"], expected["loss.orthogonality_parts"], **LOSS)
     total = torch.stack(list(ours.values())).sum()

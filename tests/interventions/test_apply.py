@@ -1,7 +1,6 @@
 """Interventions: what is left out, that nothing is looked at twice, and that only what surely helps is kept."""
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,10 @@ from sightline.data.rows import Rows
 from sightline.errors import UserError
 from sightline.interventions.apply import Looked, calibrate, intervened
 from sightline.interventions.file import Intervention, Sketch, parse_names
+from sightline.methods.base import How, selector
 from sightline.methods.ifam import IFam, Pixels, predictor
-from sightline.methods.pdiscoformer import How, PDiscoFormer, selector
-from sightline.metrics.inference import make_accelerator
+from sightline.methods.pdiscoformer import PDiscoFormer
+from sightline.training.distributed import make_accelerator
 from sightline.verify.verify import verify
 from sightline.where.corrections import Claims, Correction
 from sightline.where.parts import hard_keep
@@ -43,12 +43,12 @@ def taught(model, temperature=5.0):
 
 
 def ifam(way="default", **changes) -> IFam:
-    told, vit = asdict(Ifam(Path("data"), **{"parts": 3} | WAYS[way] | changes)), small_vit(classes=0)
+    told, vit = Ifam(Path("data"), **{"parts": 3} | WAYS[way] | changes), small_vit(classes=0)
     return taught(IFam(selector(vit, told, 2), predictor(vit, told, 2), How.of(told), Pixels.of(told)))
 
 
 def pdiscoformer() -> PDiscoFormer:
-    told = asdict(Pdiscoformer(Path("data"), parts=3))
+    told = Pdiscoformer(Path("data"), parts=3)
     return taught(PDiscoFormer(selector(small_vit(classes=0), told, 2), How.of(told)))
 
 

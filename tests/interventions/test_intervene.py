@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 
 from sightline.config import Ifam, Intervene, Pdiscoformer
-from sightline.interventions.apply import Intervened, intervened, with_kept
+from sightline.intervene import Bench
+from sightline.interventions.apply import Intervened, intervened
 from sightline.interventions.file import Intervention
-from sightline.interventions.intervene import Bench
 from sightline.interventions.search import next_steps
-from sightline.load import load
+from sightline.load import load_as_trained as load
+from sightline.load import with_kept
 from sightline.train import train
 from sightline.training.checkpoint import load_tensors, save_tensors
 from sightline.verify.verify import verify

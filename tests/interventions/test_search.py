@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from sightline.interventions.file import Intervention
-from sightline.interventions.search import gained, least_gain, search, table
+from sightline.interventions.search import _least, gained, least_gain, search, table
 
 from ..answering import answered, scored
 
@@ -74,6 +74,48 @@ def test_a_gain_that_may_be_chance_is_not_taken():
     assert not found.chosen.changes
     assert found.gain is None
     assert "Nothing surely helps" in found.sentence
+
+
+def changed_without_part_1(won: int, lost: int, group: int = 1):
+    """Worst-group accuracy 60 % as trained; without part 1 so many predictions of a group become correct, or wrong.
+    Without another part everything is wrong."""
+    groups = np.repeat(np.arange(4), 100)
+    correct = np.arange(400) % 100 < np.array([100, 60, 85, 100])[groups]
+    here, first_wrong = 100 * group, (100, 60, 85, 100)[group]
+    after = correct.copy()
+    after[here : here + lost] = False
+    after[here + first_wrong : here + first_wrong + won] = True
+
+    def answers_to(interventions):
+        every = [after if one.drop == (1,) else correct & (not one.drop) for one in interventions]
+        return [answered(groups // 2, one, ("a", "b"), groups, GROUPS, split="val") for one in every]
+
+    return answers_to
+
+
+def test_the_same_gain_is_significant_as_the_best_of_two_options_and_not_as_the_best_of_sixteen():
+    """12 predictions won and 3 lost have a one-sided p of about 0.01: less than 5 % / 2, more than 5 % / 16."""
+    world = changed_without_part_1(won=12, lost=3)
+    few, many = (search(world, parts, {}) for parts in (2, 16))
+    assert few.chosen.drop == (1,)
+    assert not many.chosen.changes
+    assert [found.steps[0].tried for found in (few, many)] == [2, 16]
+    assert few.steps[0].least_gain > 0 > many.steps[0].least_gain
+
+
+def test_the_level_is_divided_by_the_groups_that_could_be_the_lowest_too():
+    draws = np.random.default_rng(0).normal(0.6, 0.05, (4000, 5))
+    first, second = draws[:, :1] + 0.2, draws[:, 1:]
+    assert _least(first, second, 0.05) == pytest.approx(np.quantile(first - second, 0.05 / 4, axis=0).max())
+    assert _least(first, second, 0.05) < np.quantile(first - second, 0.05, axis=0).max() - 0.01
+
+
+@pytest.mark.parametrize(("won", "suspected"), [(9, False), (12, True)])
+def test_a_part_is_suspected_only_if_it_would_be_among_all_parts_and_groups(won, suspected):
+    """Sign test with one loss: p = 0.011 and 0.0017; times 3 parts or 4 groups both are below 5 %, times 12 not."""
+    found = search(changed_without_part_1(won, lost=1, group=2), 3, {})
+    assert not found.chosen.changes
+    assert (found.suspect is not None) == suspected
 
 
 def tag(intervention):

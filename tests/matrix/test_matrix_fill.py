@@ -12,9 +12,9 @@ import sightline
 from sightline.config import A2, Matrix, Probe
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.matrix import matrix as fill
 from sightline.matrix.bench import Bench
 from sightline.matrix.cells import Cell, read_cells
+from sightline.matrix.matrix import fill
 from sightline.metrics.groups import score
 from sightline.metrics.predictions import Answers
 

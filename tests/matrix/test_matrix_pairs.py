@@ -11,7 +11,7 @@ from sightline.config import Pdiscoformer, Probe
 from sightline.data.rows import read_rows
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.matrix import matrix as fill
+from sightline.matrix.matrix import fill
 
 from ..commands import QUICK, typed
 from ..methods.test_zeroshot import folder as clip_folder  # noqa: F401 (a fixture)

@@ -12,7 +12,7 @@ from PIL import Image
 from sightline.config import A2, CentreCrop, Probe, RandomCrop
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.methods import a2 as method_file
 from sightline.methods.pair import Pair
 from sightline.sight import Method, Sight

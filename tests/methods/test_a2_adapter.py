@@ -14,7 +14,7 @@ from sightline.config import A2Adapter
 from sightline.datasets.toy import write_toy
 from sightline.datasets.toy_images import make_toy
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.methods.a2_adapter import Pictures, Plan, as_grid, chosen, learn, sentence
 from sightline.sight import Method, inside_boxes
 from sightline.train import train

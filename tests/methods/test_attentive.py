@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from sightline.config import Aim, Ep
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.train import train
 from sightline.what.attentive import AimPool, EpPool, Standardised
 from sightline.where.relevance import can_be_explained

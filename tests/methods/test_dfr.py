@@ -10,7 +10,7 @@ import torch
 from sightline.config import A2Dfr, Dfr
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.train import train
 from sightline.what.dfr import Choice, average, balanced_subset, choices, fit_l1, refit, set_aside, tune
 from sightline.what.probe import Linear, fit_logistic, standardised

@@ -13,11 +13,10 @@ from sightline.config import EarlyMask, LateMask
 from sightline.data.rows import read_rows
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.methods import given_mask
+from sightline.methods.erm import Classifier
 from sightline.methods.given_mask import Given, GivenMask, having_masks, with_masks
-from sightline.metrics.inference import needs_masks, shown
-from sightline.sight import Told
 from sightline.train import train
 from sightline.verify.verify import verify
 from sightline.vit.weights import load_backbone, save_backbone
@@ -104,8 +103,8 @@ def test_a_patch_is_kept_from_its_share_on(images):
 
 def test_it_answers_only_when_told(images):
     model = told(MaskedViT(small_vit()))
-    assert isinstance(model, Told)
-    assert needs_masks(model)
+    assert model.needs_masks
+    assert model.accepts_masks
     with pytest.raises(UserError, match="told where to look"):
         model.look(images)
 
@@ -195,7 +194,7 @@ def test_which_of_two_masks_is_meant_is_not_guessed(toy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "share"), [({}, 0.5), ({"pixels": True}, 0.1), ({"pixels": True, "at_least": 0.3}, 0.3)]
+    ("told", "share"), [({}, 0.5), ({"sight": "pixels"}, 0.1), ({"sight": "pixels", "at_least": 0.3}, 0.3)]
 )
 def test_patches_are_kept_from_a_half_on_and_to_the_pixel_from_a_tenth_on(told, share):
     assert Given.of({"masks": "data", "at_least": None, "pixels": False} | told).at_least == share
@@ -215,10 +214,10 @@ def test_what_makes_masks_must_have_patches_that_divide_the_pictures(toy, tmp_pa
     ("kind", "wrong", "said"),
     [
         (EarlyMask, {"at_least": 0.0}, "--at-least 0.0"),
-        (LateMask, {"pixels": True}, "--pixels: late masking sees every pixel"),
+        (LateMask, {"sight": "pixels"}, "--sight pixels: late masking sees every pixel"),
         (LateMask, {"zoom": True}, "--zoom: late masking sees every pixel"),
         (LateMask, {"fill": "black"}, "--fill: late masking sees every pixel"),
-        (EarlyMask, {"fill": "noise"}, "--fill noise: without --pixels or --zoom"),
+        (EarlyMask, {"fill": "noise"}, "--fill noise: without --sight pixels or --zoom"),
         (EarlyMask, {"masks": "nowhere"}, "nowhere: no such folder of masks"),
         (EarlyMask, {"masks": "found:nothing"}, "nothing: no such file"),
     ],
@@ -241,7 +240,7 @@ def test_masks_are_made_once_for_all_epochs_and_runs(without_masks, tmp_path, ki
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
     model = load(folder)
-    assert not needs_masks(model.method), "it looks for itself now"
+    assert not model.method.needs_masks, "it looks for itself now"
     before = answers_of(folder)
     assert typed("evaluate", folder, *QUICK)[0] == 0
     assert answers_of(folder) == before, "the masks it makes now are those it made then"
@@ -324,7 +323,7 @@ def test_u2net_makes_masks(toy, tmp_path):
         shutil.copy(toy / name, few / name)
     lines = ["image,label,split", "train/00000.png,a,train", "train/00001.png,b,train"]
     (few / "rows.csv").write_text("\n".join([*lines, "val/00000.png,a,val", "test/00000.png,b,test"]) + "\n")
-    folder = train(small(few, tmp_path / "run", masks=f"u2net:{weights}", pixels=True, at_least=0.1, average=0.9))
+    folder = train(small(few, tmp_path / "run", masks=f"u2net:{weights}", sight="pixels", at_least=0.1, average=0.9))
     assert len(list((folder / "masks").rglob("*.png"))) == 4
     before = answers_of(folder)
     assert typed("evaluate", folder, *QUICK)[0] == 0
@@ -335,6 +334,6 @@ def test_u2net_makes_masks(toy, tmp_path):
 
 def test_rows_of_a_method_that_is_not_told_stay_as_they_are(toy):
     rows = read_rows(toy)
-    assert shown(object(), rows) is rows
+    assert Classifier(small_vit()).with_masks(rows) is rows
     assert given_mask.saliency("data") is None
     assert given_mask.saliency("some/folder") is None

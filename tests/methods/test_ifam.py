@@ -1,6 +1,6 @@
 """iFAM: two stages trained as one, a second stage that is blind, and every ablation of the papers as a flag."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,9 @@ import tyro
 
 from sightline.config import Ifam, Pdiscoformer, Shaping
 from sightline.data.augment import Affine
+from sightline.methods.base import Draws, How, selector
 from sightline.methods.ifam import IFam, Pixels, predictor
-from sightline.methods.pdiscoformer import Draws, How, PDiscoFormer, selector
+from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.sight import Sight
 from sightline.training.context import Lesson, When
 from sightline.verify.verify import verify
@@ -22,14 +23,14 @@ CLASSES = 3
 
 def ifam(**changes) -> IFam:
     """As in the papers: whole patches are hidden."""
-    settings = asdict(Ifam(Path("data"), **{"parts": 3, "sight": "patches"} | changes))
+    settings = Ifam(Path("data"), **{"parts": 3, "sight": "patches"} | changes)
     vit = small_vit(classes=0)
     how = How.of(settings), Pixels.of(settings)
     return IFam(selector(vit, settings, CLASSES), predictor(vit, settings, CLASSES), *how)
 
 
 def pdiscoformer(**changes) -> PDiscoFormer:
-    settings = asdict(Pdiscoformer(Path("data"), **{"parts": 3} | changes))
+    settings = Pdiscoformer(Path("data"), **{"parts": 3} | changes)
     return PDiscoFormer(selector(small_vit(classes=0), settings, CLASSES), How.of(settings))
 
 
@@ -116,9 +117,9 @@ def test_the_gradient_is_that_of_the_surviving_shares(images):
 
 
 def test_presets_say_what_papers_and_published_code_do():
-    ours = How.of(asdict(Ifam(Path("data"))))
+    ours = How.of(Ifam(Path("data")))
     papers, published = (
-        How.of(asdict(Ifam(Path("data"), preset=preset, sight=sight)))
+        How.of(Ifam(Path("data"), preset=preset, sight=sight))
         for preset, sight in (("papers", "patches"), ("published", None))
     )
     assert ours == replace(papers, mask_gradient=False), "pixels are found better without"
@@ -133,7 +134,7 @@ def test_presets_say_what_papers_and_published_code_do():
 def test_flags_win_over_the_preset():
     flags = ["data", "--preset", "published", "--share-noise", "True", "--eval-noise", "False"]
     flags += ["--shaping.orthogonal", "parts", "--mask-gradient", "True"]
-    how = How.of(asdict(tyro.cli(Ifam, args=flags)))
+    how = How.of(tyro.cli(Ifam, args=flags))
     assert (how.share_noise, how.eval_noise, how.mask_gradient, how.shaping.orthogonal) == (True, False, True, "parts")
 
 

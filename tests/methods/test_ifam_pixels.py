@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from sightline.config import Ifam
+from sightline.config.stored import stored_config
 from sightline.data.augment import Affine
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
+from sightline.methods.base import Draws, How, selector
 from sightline.methods.ifam import IFam, Pixels, build_ifam, predictor, put_back, refuse_hopeless_pixels
-from sightline.methods.pdiscoformer import Draws, How, exact, selector
 from sightline.sight import cell_share
 from sightline.verify.verify import verify
 from sightline.what.zoom import Zoom, zoom_boxes, zoom_in
@@ -30,14 +31,14 @@ NEW = ("sight", "guide", "sure", "zoom", "look_again", "look_size")
 EVERY_WAY = pytest.mark.parametrize(("zoom", "look_again"), list(product([False, True], repeat=2)))
 
 
-def settings(**changes) -> dict:
-    return asdict(Ifam(Path("data"), **{"parts": 3} | changes))
+def settings(**changes) -> Ifam:
+    return Ifam(Path("data"), **{"parts": 3} | changes)
 
 
 def ifam(**changes) -> IFam:
     """As tiny as can be, but it has learned to tell bright things from dark ground."""
     told, vit = settings(**changes), small_vit(classes=0)
-    model = IFam(selector(vit, told, 3), predictor(vit, told, 3), How.of(told), Pixels.of(told)).eval()
+    model = IFam(selector(vit, told, 3, told.look_size), predictor(vit, told, 3), How.of(told), Pixels.of(told)).eval()
     bright, dark = (torch.tensor(colour).view(1, 3, 1, 1).expand(1, 3, 32, 32) for colour in (BRIGHT, DARK))
     with torch.no_grad():
         thing, ground = (model.where.discover(flat).features.mean(dim=(0, 2, 3)) for flat in (bright, dark))
@@ -91,17 +92,18 @@ def test_papers_published_code_and_soft_masks_hide_patches(told, images):
 
 
 def test_published_or_not_who_asks_for_pixels_gets_them_and_patches_can_be_zoomed_in_on():
-    assert exact(settings(preset="published", sight="pixels"))
+    assert settings(preset="published", sight="pixels").hides_pixels
     patches = ifam(sight="patches", zoom=True)
     assert (patches.pixels, patches.what.zoom) == (None, Zoom())
 
 
 def test_runs_from_before_there_were_pixels_hide_patches(images):
-    old = {name: value for name, value in settings().items() if name not in NEW}
+    old = {name: value for name, value in asdict(settings()).items() if name not in NEW}
     old["shaping"] = {name: value for name, value in old["shaping"].items() if name != "total_variation_at"}
-    assert not exact(old)
-    assert exact(settings())
-    model = build_ifam(small_vit(classes=0).config, {"config": old, "data": {"classes": ["a", "b", "c"]}}).eval()
+    assert settings().hides_pixels
+    config = stored_config(Ifam, old)
+    assert not config.hides_pixels
+    model = build_ifam(small_vit(classes=0).config, config, {"data": {"classes": ["a", "b", "c"]}}).eval()
     assert (model.pixels, model.what.zoom, model.where.size) == (None, None, None)
     assert model.how.mask_gradient
     assert model.look(images).keep_pixels is None

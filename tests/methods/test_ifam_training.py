@@ -2,9 +2,6 @@
 
 import importlib
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +12,17 @@ import torch
 from sightline.config import Ifam, Shaping
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.load import load
-from sightline.methods.pdiscoformer import refuse_hopeless_parts
-from sightline.metrics.inference import make_accelerator
+from sightline.load import load_as_trained as load
+from sightline.methods.base import refuse_hopeless_parts
 from sightline.train import cosine, set_rate, train
 from sightline.training.context import When
+from sightline.training.distributed import make_accelerator
 from sightline.vit.model import Block, ViT
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.where import parts as parts_file
 
 from ..commands import QUICK, SMALL, typed
+from ..small_runs import in_processes
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +32,7 @@ def toy(tmp_path_factory) -> Path:
 
 def small(toy: Path, out: Path, **changes) -> Ifam:
     settings = {"backbone": "random:nano", "epochs": 2, "batch": 8, "workers": 0, "device": "cpu", "lr": 1e-4}
+    settings |= {"size": 32}
     return Ifam(toy, out=out, **settings | {"head_lr": 10.0, "prototype_lr": 10.0} | changes)
 
 
@@ -179,28 +178,23 @@ def test_what_was_compiled_to_learn_answers_uncompiled(toy, tmp_path, monkeypatc
     assert asked == [[None] * 12]
 
 
-WITHOUT_NOISE = """
-import torch
-from sightline.cli import main
-from sightline.where import parts
+def no_noise(shape, device="cpu", generator=None):
+    return torch.zeros(*shape, device=device)
 
-parts.gumbel = lambda shape, device="cpu", generator=None: torch.zeros(*shape, device=device)
-main()
-"""
+
+def without_noise() -> None:
+    parts_file.gumbel = no_noise
 
 
 @pytest.mark.slow
 def test_two_processes_do_what_one_does_when_nothing_is_drawn(toy, tmp_path, monkeypatch):
     """Noise and part dropout are drawn by every process for itself; without them the steps are the same."""
-    monkeypatch.setattr(parts_file, "gumbel", lambda shape, device="cpu", generator=None: torch.zeros(*shape))
+    monkeypatch.setattr(parts_file, "gumbel", no_noise)
     one = train(small(toy, tmp_path / "one", part_dropout=0.0))
-    script = tmp_path / "without_noise.py"
-    script.write_text(WITHOUT_NOISE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
-    command += ["train", "ifam", str(toy), "--out", str(tmp_path / "two"), *map(str, SMALL), "--batch", "8"]
-    command += ["--epochs", "2", "--lr", "1e-4", "--head-lr", "10", "--prototype-lr", "10", "--part-dropout", "0"]
-    result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert result.returncode == 0, result.stderr[-3000:]
+    flags = ("--batch", 8, "--epochs", 2, "--lr", 1e-4, "--head-lr", 10, "--prototype-lr", 10, "--part-dropout", 0)
+    command = ("train", "ifam", toy, "--out", tmp_path / "two", *SMALL, *flags)
+    codes, errors = in_processes(2, *command, prepare=without_noise)
+    assert codes == [0, 0], errors[-3000:]
     for mine, theirs in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
         for name in ("loss", "answer", "parts", "presence", "equivariance", "background", "orthogonality"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3), name

@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.methods.ifam import IFam
 from sightline.methods.import_ import load_published
 from sightline.methods.pdiscoformer import PDiscoFormer

@@ -1,6 +1,6 @@
 """In which size iFAM looks for parts: what goes, what it takes by itself, and that a run keeps to it."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +8,9 @@ import pytest
 from sightline.config import Ifam
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
+from sightline.methods.base import refuse_odd_look
 from sightline.methods.ifam import build_ifam, look_size
-from sightline.methods.pdiscoformer import refuse_odd_look
 from sightline.training.run_folder import config_of, read_run
 
 from ..commands import SMALL, typed
@@ -42,7 +42,7 @@ def test_parts_in_another_size_must_divide_the_picture():
 )
 def test_parts_are_found_in_twice_the_size_of_coarse_pictures(side, told, looked):
     vit = small_vit(classes=0)
-    assert look_size(asdict(Ifam(Path("data"), **told)), vit, replace(vit.config.input, size=(side, side))) == looked
+    assert look_size(Ifam(Path("data"), **told), vit, replace(vit.config.input, size=(side, side))) == looked
 
 
 def test_a_run_keeps_the_size_it_looked_in(tmp_path):

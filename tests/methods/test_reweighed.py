@@ -6,12 +6,13 @@ import json
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from sightline.config import Cvar, Groupdro, Jtt, Lff
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.methods.reweighed import FromFailure, GroupDro, Twice, WorstShare
 from sightline.train import train
 from sightline.training.context import Lesson, When
@@ -85,6 +86,27 @@ def test_the_easy_one_learns_by_generalised_cross_entropy_and_the_other_by_its_f
     sure = method.biased(some.images).logits.softmax(1)[torch.arange(6), some.labels]
     ((1 - sure**0.7) / 0.7).mean().mul(0.7).backward()
     torch.testing.assert_close(got, method.biased.head.weight.grad)
+
+
+def test_predictions_are_those_of_the_network_that_learns_from_the_failures_of_the_other():
+    """With two networks that differ: weighted cross-entropy for the first, generalised cross-entropy for the biased."""
+    method, some = FromFailure(tiny(), 10, easy=0.7, memory=0.5), lesson()
+    with torch.no_grad():
+        method.vit.head.bias.copy_(torch.tensor([2.0, -2.0]))
+        method.biased.head.bias.copy_(torch.tensor([-1.0, 1.0]))
+    own, biased = (F.cross_entropy(vit(some.images).logits, some.labels, reduction="none")
+                   for vit in (method.vit, method.biased))  # fmt: skip
+    weights = method.hardness(some, biased.detach(), own.detach())
+    method.recent.zero_()
+    assert weights.std() > 0.01
+    expected = (weights * own).mean() + (0.7 * (-biased.detach()).exp() ** 0.7 * biased).mean()
+    names = ("vit.head.weight", "biased.head.weight", "vit.blocks.0.mlp.fc1.weight", "biased.blocks.0.mlp.fc1.weight")
+    parameters = [dict(method.named_parameters())[name] for name in names]
+    found = torch.autograd.grad(method(some)["loss"], parameters)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, parameters))
+    torch.testing.assert_close(
+        method.judge(some.images, method.look(some.images)).logits, method.vit(some.images).logits
+    )
 
 
 def test_what_the_first_failed_at_comes_so_many_times_more(toy):

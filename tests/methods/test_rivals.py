@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from sightline.config import Gradmask, Masktune, Rrr
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.methods.erm import Classifier
 from sightline.methods.input_gradients import GradMask, RightReasons
 from sightline.methods.masktune import MaskTune, Remaining, limit

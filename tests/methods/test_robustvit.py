@@ -18,7 +18,7 @@ from sightline.data.images import Canvas, decode
 from sightline.data.rows import read_rows
 from sightline.datasets.imagenet import imagenet_classes
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.methods.erm import Classifier
 from sightline.methods.robustvit import (
     RobustViT,
@@ -31,9 +31,10 @@ from sightline.methods.robustvit import (
     told_by,
     with_own_head,
 )
-from sightline.metrics.inference import answering_batches, make_accelerator
+from sightline.metrics.inference import answering_batches
 from sightline.train import train
 from sightline.training.context import Desk
+from sightline.training.distributed import make_accelerator
 from sightline.vit.weights import save_backbone
 
 from ..commands import QUICK, typed

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sightline.config import S2, Probe
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.train import train
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.probe import ScaleProbe, bicubic

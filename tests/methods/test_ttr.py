@@ -8,7 +8,7 @@ from PIL import Image
 
 from sightline.config import Ttr
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.methods import ttr
 from sightline.train import train
 from sightline.what.zeroshot import ZeroShot

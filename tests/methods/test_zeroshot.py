@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sightline.config import A2Zs, Ttr, Zs
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.methods import zeroshot as method_file
 from sightline.sight import Sight
 from sightline.train import train

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from sightline.config.methods import Fill
 from sightline.datasets.toy import write_toy
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.methods.pair import Pair
 from sightline.metrics.cost import cost
 from sightline.sight import Sight
@@ -289,7 +289,7 @@ def test_another_look_is_another_architecture():
 
 def test_early_masking_looks_closer_from_training_to_proof(tmp_path):
     toy = write_toy(tmp_path / "toy", train=16, val=8, test=8)
-    told = ("--masks", "found:random:nano", "--pixels", "--at-least", 0.1, "--zoom", "--fill", "noise")
+    told = ("--masks", "found:random:nano", "--sight", "pixels", "--at-least", 0.1, "--zoom", "--fill", "noise")
     run = tmp_path / "run"
     code, _, err = typed("train", "early-mask", toy, *SMALL, "--epochs", 1, *told, "--out", run)
     assert code == 0, err

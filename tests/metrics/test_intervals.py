@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.metrics.groups import across_seeds, evaluate
+from sightline.metrics.intervals import ends_of_minimum, least_gain
 from sightline.metrics.predictions import aligned
 
 from ..answering import IN_TRAINING, PLACES, chances, estimates, made, scored, shuffled
@@ -51,6 +52,30 @@ def test_the_auc_is_covered_as_often_as_its_interval_says():
         return scored(generator.normal(labels, 1), labels)
 
     assert 0.90 <= covered(simulate, auc=0.76025)[0] <= 0.99
+
+
+def tied(groups: int, others: int = 0) -> np.ndarray:
+    """[R, 1, k]: draws of accuracies of so many tied groups; of others that are clearly higher."""
+    drawn = np.random.default_rng(0).normal(0.6, 0.05, (4000, 1, groups + others))
+    drawn[..., groups:] += 0.4
+    return drawn
+
+
+def test_the_upper_end_of_a_minimum_is_at_a_level_divided_by_the_groups_that_could_be_lowest():
+    drawn, once = tied(4, others=2), np.ones((4000, 1))
+    low, high, candidates = ends_of_minimum(drawn, once)
+    assert candidates == 4
+    assert high == pytest.approx(np.quantile(drawn[:, 0, :4], 1 - 0.025 / 4, axis=0).min())
+    assert high > np.quantile(drawn[:, 0, :4], 1 - 0.025, axis=0).min() + 0.01
+    assert low == pytest.approx(np.quantile(drawn[:, 0].min(axis=1), 0.025))
+
+
+def test_the_least_gain_of_a_minimum_is_at_a_level_divided_by_the_groups_that_could_be_lowest():
+    ours, theirs, once = tied(1) + 0.2, tied(4, others=2)[::-1], np.ones((4000, 1))
+    differences = ours[:, 0] - theirs[:, 0, :4]
+    least = least_gain(ours, once, theirs, once)
+    assert least == pytest.approx(np.quantile(differences, 0.025 / 4, axis=0).max())
+    assert least < np.quantile(differences, 0.025, axis=0).max() - 0.01
 
 
 def test_a_minimum_is_biased_low_and_says_so():

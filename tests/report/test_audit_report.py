@@ -11,21 +11,22 @@ import pytest
 import torch
 import tyro
 
-from sightline.cli import Command
+from sightline.cli import parse
 from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.interventions.apply import intervened
 from sightline.interventions.file import Intervention
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.metrics.estimates import Estimate, Metrics
-from sightline.metrics.inference import answer, make_accelerator
+from sightline.metrics.inference import answer
 from sightline.metrics.predictions import Answers
 from sightline.report.case import open_case
 from sightline.report.gallery import drawn, jpeg_uri, plan
 from sightline.report.provenance import flags, training_command
 from sightline.report.survey import Survey
 from sightline.report.text import headline
+from sightline.training.distributed import make_accelerator
 from sightline.training.run_folder import read_run
 
 from ..commands import QUICK, SMALL, typed
@@ -48,7 +49,7 @@ METHODS = {
     "ifam": ("ifam", "--parts", 3, "--epochs", 1, "--sight", "patches", "--balance", "none", "--average", "None"),
     "pdiscoformer": ("pdiscoformer", "--parts", 2, "--epochs", 1),
     "a2": ("a2", "--crop", 0.5, "--heads", 0),
-    "early": ("early-mask", "--epochs", 1, "--pixels"),
+    "early": ("early-mask", "--epochs", 1, "--sight", "pixels"),
     "late": ("late-mask", "--epochs", 1),
     "probe": ("probe",),
 }
@@ -276,7 +277,7 @@ def test_the_command_to_reproduce_a_run_is_the_one_that_made_it(trained):
     run = read_run(trained / "ifam")
     command = training_command(run).split()
     assert command[:3] == ["sightline", "train", "ifam"]
-    parsed = tyro.cli(Command, args=command[1:])
+    _, parsed = parse(command[1:])
     assert isinstance(parsed, Ifam)
     said = json.loads(json.dumps(vars(parsed), default=lambda value: getattr(value, "__dict__", str(value))))
     for name, value in run.facts["config"].items():
@@ -301,23 +302,15 @@ def test_another_split_has_a_file_of_its_own_and_a_report_needs_no_pictures(trai
     assert typed("audit", trained / "probe", *QUICK, "--pictures", -1)[0] == 2
 
 
-def test_on_a_phone_nothing_but_tables_scrolls_sideways(pages, trained):
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    import shutil
-
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("needs chromium")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 390, "height": 800})
-        asked = []
-        page.on("request", lambda request: asked.append(request.url))
+def test_on_a_phone_nothing_but_tables_scrolls_sideways(pages, trained, browser):
+    with browser.new_context(viewport={"width": 390, "height": 800}) as context:
+        page = context.new_page()
+        requested = []
+        page.on("request", lambda request: requested.append(request.url))
         for name in METHODS:
             page.goto((trained / name / "audit.html").as_uri())
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
             assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)"), name
             page.keyboard.press("Tab")
             assert page.evaluate("document.activeElement.className") == "skip"
-        browser.close()
-    assert {url.split(":")[0] for url in asked} <= {"file", "data"}
+    assert {url.split(":")[0] for url in requested} <= {"file", "data"}

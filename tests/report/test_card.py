@@ -10,7 +10,7 @@ import yaml
 from sightline.config import Pdiscoformer, Probe
 from sightline.export.export import certificate_of
 from sightline.interventions.file import Intervention
-from sightline.load import load
+from sightline.load import load_as_trained as load
 from sightline.report.card import card, made_of, plain
 from sightline.train import train
 from sightline.verify.verify import verify

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sightline.console import bar, counted, watched
+from sightline.console.terminal import bar, counted, watched
 from sightline.training.progress import Progress, Speed
 
 

@@ -76,6 +76,55 @@ def test_the_smallest_cheat_is_found(images):
     assert certificate.largest_gradient > 0
 
 
+def test_a_leak_into_the_kept_tokens_alone_is_found(images):
+    """The logits are honest; the tokens hold the mean colour of the whole image, without a gradient to show for it."""
+
+    class LeakyTokens(Dummy):
+        def judge(self, images, sight):
+            honest = super().judge(images, sight)
+            return Prediction(honest.logits, sight, tokens=images.detach().mean(dim=(2, 3))[:, None])
+
+    certificate = verify(LeakyTokens(), images, draws=1)
+    assert certificate.verdict == "leaks"
+    assert certificate.largest_gradient == 0
+    assert all(row.changed == row.trials > 0 for row in certificate.tried)
+
+
+def test_a_gradient_at_hidden_pixels_is_a_leak_even_where_no_redraw_changes_a_bit(images):
+    class GradientOnly(Dummy):
+        def judge(self, images, sight):
+            leak = images.nan_to_num(0.0, 0.0, 0.0).mean(dim=(2, 3))
+            return Prediction(super().judge(images, sight).logits + (leak - leak.detach()), sight)
+
+    certificate = verify(GradientOnly(), images, draws=1)
+    assert {row.changed for row in certificate.tried} == {0}
+    assert certificate.largest_gradient > 0
+    assert certificate.verdict == "leaks"
+
+
+def test_gradients_of_the_kept_tokens_count_too(images):
+    class TokensOnly(Dummy):
+        def judge(self, images, sight):
+            leak = images.nan_to_num(0.0, 0.0, 0.0).mean(dim=(2, 3))
+            return Prediction(super().judge(images, sight).logits, sight, tokens=(leak - leak.detach())[:, None])
+
+    certificate = verify(TokensOnly(), images, draws=1)
+    assert certificate.largest_gradient > 0
+    assert certificate.verdict == "leaks"
+
+
+def test_gradient_ascent_moves_all_hidden_pixels_one_way_as_noise_does_not(images):
+    """Ten steps of 0.1 on the hidden half move the mean colour by 10 · 0.1 · ½; noise would average out to 0.01."""
+
+    class MeanColour(Dummy):
+        def judge(self, images, sight):
+            return Prediction(images.mean(dim=(2, 3)), sight)
+
+    certificate = verify(MeanColour(), images, draws=1, ascent_steps=10)
+    (ascent,) = (row for row in certificate.tried if row.kind == "gradient ascent")
+    assert ascent.largest_change == pytest.approx(0.5, abs=0.02)
+
+
 @pytest.mark.parametrize("hide", ["removal", "mask"])
 @pytest.mark.parametrize("level", ["patches", "pixels"])
 def test_early_masking_is_proved(images, hide, level, request):

@@ -47,9 +47,9 @@ import json, sys, time
 from dataclasses import asdict
 from pathlib import Path
 time.sleep = lambda seconds: None  # between the hub's retries
-from sightline.backbones import BY_REPOSITORY, KNOWN, Known
+from sightline.vit.backbones import BY_REPOSITORY, KNOWN, Known
 from sightline.errors import UserError
-from sightline.weights import config_from_json, load_backbone, save_backbone
+from sightline.vit.weights import config_from_json, load_backbone, save_backbone
 config, cases, out = json.load(sys.stdin)
 answers = {}
 for case, known in cases.items():

@@ -72,6 +72,8 @@ def test_ways_of_hiding_agree(scene):
         torch.testing.assert_close(removed.patches[kept], other.patches[kept], **close)
     assert not removed.patches[~keep.flatten(1)].any()
     assert not masked.patches[~keep.flatten(1)].any()
+    assert not removed.cls_attention[..., vit.prefix :].permute(0, 3, 1, 2)[~keep.flatten(1)].any()
+    assert not removed.keys.permute(0, 3, 1, 2, 4)[~keep.flatten(1)].any()
     torch.testing.assert_close(removed.cls_attention, masked.cls_attention, **close)
     torch.testing.assert_close(whole.attention[-1][:, :, 0], masked.cls_attention[:, 1], **close)
     torch.testing.assert_close(

@@ -195,7 +195,8 @@ def one_process(rank: int, folder: str, cases: list[str]) -> None:
 def test_presence_over_two_processes_is_that_of_one(tmp_path):
     """In value and gradient, also where both processes hold the same maximum."""
     cases = ["different", "same"]
-    mp.spawn(partial(one_process, folder=str(tmp_path), cases=cases), nprocs=2)
+    work = partial(one_process, folder=str(tmp_path), cases=cases)
+    mp.start_processes(work, nprocs=2, start_method="forkserver")  # which has imported torch: see small_runs
     results = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for case in cases:
         alone = Maps()

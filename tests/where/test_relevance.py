@@ -17,7 +17,6 @@ from sightline.where.relevance import (
     accumulated,
     can_be_explained,
     gae,
-    open_relevance,
     positive_share,
     relevance_map,
     rolled_out,
@@ -218,16 +217,6 @@ def test_a_sight_keeps_what_is_most_relevant(images):
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_relevance_of_a_run_by_its_name(runs, images):
-    images = images[..., :32]
-    found, rollout = open_relevance(f"relevance:{runs / 'erm-0'}"), open_relevance(f"rollout:{runs / 'erm-0'}")
-    assert torch.equal(found.maps(images)["gae"], relevance_map(found.method, images))
-    assert set(rollout.maps(images)) == {"rollout"}
-    for wrong in (f"{runs / 'erm-0'}", f"nonsense:{runs / 'erm-0'}"):
-        with pytest.raises(UserError, match="say whose relevance"):
-            open_relevance(wrong)
 
 
 def test_localize_measures_relevance_where_a_run_sees_everything(runs, toy, tmp_path):

@@ -15,9 +15,9 @@ from torch import nn
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import Rows
 from sightline.errors import UserError
-from sightline.metrics.inference import make_accelerator
 from sightline.metrics.overlap import mean_iou
 from sightline.sight import Sight, cell_share
+from sightline.training.distributed import make_accelerator
 from sightline.vit.model import Input
 from sightline.vit.weights import load_backbone
 from sightline.where.mask_files import write_masks

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import App
-from ..console import counted
+from ..console.terminal import counted
 from ..errors import UserError
 from ..interventions.file import FILE, Intervention
 from .panels import (
@@ -348,3 +348,10 @@ class Page:
         """Measures what the slider needs, while nobody waits for it."""
         if self.viewer.parts and self.viewer.asked is not None:
             self.viewer.calibration()
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: App) -> int:
+    return serve(command)

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from ..data.drawing import as_seen, lit, to_pictures, with_parts
 from ..errors import UserError
 from ..interventions.search import WORDS
 from ..metrics.estimates import Estimate
-from ..report.drawing import as_seen, lit, to_pictures, with_parts
 from ..report.gallery import css_colour, faded
 from .session import Answer, Effect, Picture
 

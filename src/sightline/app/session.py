@@ -26,14 +26,13 @@ from torch import Tensor
 from ..config import Evaluate
 from ..data.images import Canvas, Placement, decode, read_image
 from ..errors import UserError
-from ..evaluate import data_asked_for, opened, with_classes_of
-from ..interventions.apply import Looked, calibrate, calibrated, keep, kept, told
+from ..interventions.apply import Looked, calibrate, calibrated, keep, kept
 from ..interventions.file import FILE, Intervention, Sketch
 from ..interventions.search import differences, gained, objective_of
-from ..methods.pdiscoformer import PartLearner
+from ..load import data_asked_for, opened, with_classes_of
 from ..metrics.groups import evaluate
-from ..metrics.inference import answering_batches, needs_masks, shown
-from ..sight import Prediction, Sight, Told
+from ..metrics.inference import answering_batches
+from ..sight import Prediction, Sight
 from .lock import InTurns, Progress, Turns
 
 if TYPE_CHECKING:
@@ -41,9 +40,8 @@ if TYPE_CHECKING:
 
     from ..config import App
     from ..data.batches import Batches
-    from ..evaluate import Asked
-    from ..load import Model
-    from ..methods.pdiscoformer import Found
+    from ..load import Asked, Model
+    from ..methods.base import Found
     from ..metrics.estimates import Estimate
     from ..metrics.predictions import Answers
 
@@ -137,7 +135,7 @@ class Viewer:
         try:
             asked = data_asked_for(Evaluate(command.run, command.data, command.layout), model.run)
             rows = with_classes_of(model, asked.rows, asked.path)
-            asked = replace(asked, rows=shown(model.method, rows))
+            asked = replace(asked, rows=model.method.with_masks(rows))
         except UserError as error:
             if command.data is not None:
                 raise
@@ -152,7 +150,7 @@ class Viewer:
 
     @property
     def parts(self) -> int:
-        return self.method.where.parts if isinstance(self.method, PartLearner) else 0
+        return self.method.part_count
 
     @property
     def kept(self) -> Intervention:
@@ -168,12 +166,12 @@ class Viewer:
 
     @property
     def blind(self) -> bool:
-        return getattr(self.method, "blind", True)
+        return self.method.blind
 
     @property
     def draws(self) -> bool:
         """Whether it can be shown what a user draws."""
-        return hasattr(self.method, "look_at") and not (self.parts and not self.blind)
+        return self.method.accepts_masks and not (self.parts and not self.blind)
 
     # ---- pictures ----------------------------------------------------------------------------------------------------
 
@@ -199,7 +197,7 @@ class Viewer:
     def example(self, row: int) -> Picture:
         assert self.asked is not None, "without data there are no examples"
         rows = self.asked.rows
-        sample = decode(rows, row, Canvas.of(self.model.expects), mask=needs_masks(self.method))
+        sample = decode(rows, row, Canvas.of(self.model.expects), mask=self.method.needs_masks)
         group = "" if rows.groups is None else rows.group_names[rows.groups[row]]
         return Picture(sample.image, rows.images[row], rows.classes[rows.labels[row]], group, sample.mask)
 
@@ -218,13 +216,13 @@ class Viewer:
 
     def _glance(self, picture: Picture) -> Glance:
         method, images = self.method, picture.pixels[None].to(self.accelerator.device).float() / 255
-        if isinstance(method, PartLearner):
+        if method.part_count:
             found = method.find(images)
             return Glance(images, found, method.answer(images, found), {})
-        if needs_masks(method):
+        if method.needs_masks:
             if picture.mask is None:
                 return Glance(images, None, None, {})
-            sight = cast(Told, method).look_at(images, picture.mask[None].to(images.device))
+            sight = method.look_at(images, picture.mask[None].to(images.device))
         else:
             sight = method.look(images)
         return Glance(images, None, method.judge(images, sight), relevance(method, images) | method.maps(images))
@@ -242,7 +240,7 @@ class Viewer:
         if mask is not None:
             if not mask.any():
                 raise UserError("nothing is drawn yet: draw on the picture what may be seen")
-            sight = told(self.method, glance.images, mask[None].to(glance.images.device))
+            sight = self.method.look_at(glance.images, mask[None].to(glance.images.device))
             return self.method.judge(glance.images, sight)
         if glance.found is not None and wish.changes:
             wish.refuse_impossible(self.parts)

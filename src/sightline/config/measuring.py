@@ -154,8 +154,8 @@ class Verify:
     """Where to look: the model's own attention, masks, or at random. Default: masks where there are any."""
     masks: Path | None = None
     """A folder with a mask for each picture, under the same name (bright = visible)."""
-    pixels: bool = False
-    """With masks: hide the pixels inside kept patches too, not only whole patches."""
+    sight: Literal["patches", "pixels"] = "patches"
+    """With masks: hide whole patches, or also the pixels outside the mask within kept patches."""
     what: Literal["masked", "late"] = "masked"
     """How a backbone uses the sight: never sees the rest, or leaves it out at the end (which leaks)."""
     share: float = 0.25

@@ -227,6 +227,10 @@ class Pdiscoformer(Loop):
 
     method: ClassVar[str] = "pdiscoformer"
 
+    @property
+    def hides_pixels(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True)
 class Ifam(Pdiscoformer):
@@ -267,6 +271,16 @@ class Ifam(Pdiscoformer):
 
     method: ClassVar[str] = "ifam"
 
+    @property
+    def hides_pixels(self) -> bool:
+        """Whether single pixels are hidden, or only whole patches."""
+        usual = "patches" if self.preset == "published" or self.soft else "pixels"
+        return (self.sight or usual) == "pixels"
+
+    @property
+    def zooms(self) -> bool:
+        return self.hides_pixels if self.zoom is None else self.zoom
+
 
 @dataclass(frozen=True)
 class EarlyMask(Loop):
@@ -275,14 +289,14 @@ class EarlyMask(Loop):
     masks: str = "data"
     """The data's own masks, a folder of masks with the pictures' paths, or masks made here once:
     found:BACKBONE, tokencut:BACKBONE (unsupervised), u2net:FILE.onnx (supervised)."""
+    sight: Literal["patches", "pixels"] = "patches"
+    """What is hidden: whole patches, or also the pixels outside the mask within kept patches."""
     at_least: float | None = None
-    """A patch is kept when so much of it is inside the mask. Default: 0.5; with --pixels 0.1."""
-    pixels: bool = False
-    """Hide the pixels outside the mask in kept patches, too."""
+    """A patch is kept when so much of it is inside the mask. Default: 0.5; with --sight pixels 0.1."""
     zoom: bool = False
     """Look at the window around what the mask shows, brought to the full size."""
     fill: Fill = "mean"
-    """What hidden pixels look like inside kept patches, with --pixels or --zoom: the backbone's mean colour, black,
+    """What hidden pixels look like inside kept patches, with --sight pixels or --zoom: the backbone's mean colour, black,
     white, grey, or noise, always the same."""
     frozen: bool = False
     """Train the head only."""

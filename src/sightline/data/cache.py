@@ -22,7 +22,7 @@ import PIL
 import torch
 from torch import Tensor
 
-from ..console import watched
+from ..console.terminal import watched
 from ..errors import UserError
 from .batches import Workers
 from .fingerprints import file_stamps

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+from scipy.stats import binomtest
 
-from ..metrics.groups import wilson
+from ..config import Check
+from ..console.files import make_way, write
+from ..console.terminal import bar
 from .fingerprints import file_stamps
-from .rows import SPLITS, Rows, attribute_of, group_table
+from .inspection import Severity
+from .rows import SPLITS, Rows, attribute_of, group_table, read_rows
 from .table import first_of
 
-Severity = Literal["error", "warning", "info"]
 WIDE = 0.2  # an interval wider than this decides nothing
 STRONG = 0.3  # Cramér's V from which the group is worth a warning
 MOST_COMBINATIONS = 10_000  # of label and attribute, to name those that occur nowhere
@@ -209,7 +213,7 @@ def _cells(rows: Rows) -> list[Finding]:
             )
         tiny, values = [], {}
         for n, name in sorted(zip(counts, names, strict=True)):
-            low, high = wilson(round(0.9 * n), n)
+            low, high = wilson_interval(round(0.9 * n), n)
             if n and high - low > WIDE:
                 tiny.append(f"{name}: n = {n}; {round(0.9 * n)} of {n} right would mean {low:.0%} to {high:.0%}")
                 values[name] = {"n": n, "interval": [low, high], "width": high - low}
@@ -272,7 +276,7 @@ def _association(rows: Rows) -> list[Finding]:
     v, right, alone = cramers_v(table), int(table.max(axis=0).sum()), table.sum(axis=1).max() / n
     label, attribute = np.unravel_index(table.argmax(), table.shape)
     largest, share = f"{rows.classes[label]}/{attributes[attribute]}", table.max() / n
-    low, high = wilson(right, n)
+    low, high = wilson_interval(right, n)
     text = (
         f"train: knowing the group alone gives the label right {right / n:.1%} of the time ({low:.1%} to {high:.1%}, "
         f"n = {n:,}; always saying the commonest label {alone:.1%}); Cramér's V {v:.2f}; "
@@ -345,3 +349,23 @@ def _named(names: tuple[str, ...], which: np.ndarray) -> tuple[str, ...]:
 
 def _count(n: int, one: str, many: str = "") -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+    """95 % interval of a proportion (Wilson's score interval)."""
+    found = binomtest(successes, n).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Check) -> int:
+    make_way(command.out)
+    rows = read_rows(command.data, layout=command.layout)
+    with bar("opening pictures", len(rows)) as progress:
+        report = check(rows, open_images=not command.no_images, workers=command.workers, progress=progress)
+    print("\n".join(report.lines()))
+    if command.out is not None:
+        write(command.out, json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    return int(not report.ok)

@@ -11,7 +11,6 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -23,10 +22,10 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..vit.model import Input
+from .formats import SUFFIXES, is_dicom, is_picture
 from .rows import Rows
 from .unlabelled import listed, table_of
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
 LOSSLESS = {"PNG", "TIFF", "BMP", "GIF", "PPM"}  # formats in which a level of 1 is no noise
 ORIENTATION = 0x0112  # the EXIF tag
 RESAMPLE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
@@ -180,26 +179,6 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def is_picture(path: str) -> bool:
-    """By its suffix; where it has none, as radiographs often do, by how it begins."""
-    suffix = os.path.splitext(path)[1]  # noqa: PTH122 (a Path per file is slow)
-    return suffix.lower() in SUFFIXES or (Path(path).is_file() and is_dicom(path, path))
-
-
-def is_dicom(source: Path | str | BinaryIO, name: str) -> bool:
-    """The name says so; or the file, where the name has no suffix, or ends in the number of an identifier."""
-    stem, suffix = os.path.splitext(os.path.basename(name))  # noqa: PTH119, PTH122
-    if suffix[1:].strip("0123456789") or stem == "DICOMDIR":  # which lists pictures, and is none
-        return suffix.lower() == ".dcm"
-    try:
-        with Path(source).open("rb") if isinstance(source, (Path, str)) else nullcontext(source) as file:
-            beginning = file.read(132)
-            file.seek(0)
-    except OSError:
-        return False
-    return beginning[128:] == b"DICM"
-
-
 def read_image(source: Path | str | BinaryIO, name: str | None = None) -> Image.Image:
     """A picture from its file, perhaps in an archive, as `upright_rgb` makes it; `name` is for complaints."""
     name = name or str(source)
@@ -303,7 +282,7 @@ def _open(source: Path | str | BinaryIO, name: str) -> Image.Image:
 
 
 def _open_dicom(source: Path | str | BinaryIO, name: str) -> Image.Image:
-    from ..datasets.siim import read_dicom
+    from .dicom import read_dicom
 
     source = Path(source) if isinstance(source, str) else source
     try:

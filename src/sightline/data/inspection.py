@@ -6,16 +6,18 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
 from ..errors import UserError
-from .check import Severity
 from .duplicates import perceptual_hash
-from .images import is_dicom, open_file, read_picture, read_picture_mask, same_shape
+from .formats import is_dicom
+from .images import open_file, read_picture, read_picture_mask, same_shape
 from .rows import Rows
 
+Severity = Literal["error", "warning", "info"]
 BLOCK = 1024  # pictures handed to the workers at once
 ORIENTATION = 0x0112  # in EXIF
 TWELVE_BITS = 4095

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..datasets.layouts import LAYOUTS as LAYOUTS
-from ..datasets.layouts import reader_of
 from ..errors import UserError
 from .fingerprints import fingerprint as fingerprint
+from .layouts import LAYOUTS as LAYOUTS
+from .layouts import reader_of
 from .table import Table, Words, first_of, read_table
 
 SPLITS = ("train", "val", "test")
@@ -195,7 +195,7 @@ def _class_folders(root: Path, split: str, notes: list[str]) -> Iterator[tuple[s
 
 def _scan(folder: Path) -> tuple[list[str], list[str]]:
     """The folders and the pictures in a folder, sorted; hidden ones are not seen."""
-    from .images import is_picture
+    from .formats import is_picture
 
     folders, files = [], []
     with os.scandir(folder) as entries:

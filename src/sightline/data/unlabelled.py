@@ -103,7 +103,7 @@ def listed(file: Path) -> tuple[list[str], list[str] | None]:
 
 def _inside(folder: Path) -> tuple[list[str], list[str]]:
     """Folders and pictures in a folder, sorted; hidden ones are not seen."""
-    from .images import is_picture
+    from .formats import is_picture
 
     try:
         with os.scandir(folder) as entries:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..config import Convert
 from ..errors import UserError
 from .cub import save_mask, wrong_folder
 from .imagenet import NO_CLASS, SEGMENTATION_FILE, write_imagenet_s_masks
@@ -162,3 +163,11 @@ CONVERTERS: dict[str, Callable[[Path], list[str]]] = {
     "metashift-indoor-outdoor": lambda root: _pickle(root, GROUPS, "MetaShift (indoor/outdoor)"),
     "siim": _siim,
 }
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Convert) -> int:
+    print("\n".join(convert(command.layout, command.data)))
+    return 0

@@ -290,7 +290,7 @@ def rows_of_folders(
 def pictures(folder: Path, suffixes: Iterable[str] | None = None) -> tuple[str, ...]:
     """The names of the pictures in a folder, sorted; hidden files are not seen."""
     if suffixes is None:
-        from ..data.images import SUFFIXES as suffixes  # heavy: it brings torch
+        from ..data.formats import SUFFIXES as suffixes
     endings = tuple(suffixes)
     return tuple(name for name in _entries(folder, folders=False) if name.lower().endswith(endings))
 

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from pathlib import Path
 import PIL
 from PIL import Image
 
-from ..config import Build
+from ..config import Build, Data
+from ..console.terminal import counted
 from ..errors import UserError
 from . import recipes as shifts
 from .birds import Birds, Scenes, read_birds, read_scenes
@@ -250,3 +251,29 @@ def _versions() -> dict[str, str]:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+MOST_GROUPS = 12  # named one by one
+
+
+def run_command(command: Data) -> int:
+    options = {f.name: getattr(command, f.name) for f in fields(command) if f.name != "name"}
+    built = build(command.name, Build(**options))
+    print(f"{built.folder}: {counted(built.images)}{' (already there)' if built.reused else ''}")
+    for split, counts in built.counts.items():
+        print(f"  {split}: {in_a_line(counts)}")
+    return 0
+
+
+def in_a_line(counts: Mapping[str, int]) -> str:
+    """How many pictures each group has; where groups are many, all classes together."""
+    if len(counts) <= MOST_GROUPS:
+        return ", ".join(f"{group} {count:,}" for group, count in counts.items())
+    together: Counter[str] = Counter()
+    for group, count in counts.items():
+        together[group.partition("/")[2]] += count
+    classes = len({group.partition("/")[0] for group in counts})
+    return ", ".join(f"{group} {count:,}" for group, count in together.items()) + f", of {classes} classes"

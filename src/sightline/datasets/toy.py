@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 from PIL import Image
 
+from ..config import Toy
+from ..console.terminal import counted
+from ..errors import UserError
 from .pool import in_processes
 from .toy_images import BLOCK, make_toy
 
@@ -78,3 +81,15 @@ class _Painter:
             label, place = toy.CLASS_NAMES[toy.labels[i]], toy.PLACE_NAMES[toy.places[i]]
             lines.append([name, label, place, f"masks/{name}", split])
         return lines
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Toy) -> int:
+    if command.out.exists():
+        raise UserError(f"{command.out}: is there already; choose another folder")
+    settings = {f.name: getattr(command, f.name) for f in fields(command) if f.name != "out"}
+    count = command.train + command.val + command.test
+    print(f"{write_toy(command.out, **settings)}: {counted(count)} and rows.csv")
+    return 0

@@ -23,12 +23,12 @@ from ..data.rows import Rows, attribute_of
 from ..errors import UserError
 from ..metrics.estimates import Estimate
 from ..metrics.groups import Cells
-from ..metrics.inference import answering_batches, answers_from, needs_masks, shown, sight_for, sight_to_answer
+from ..metrics.inference import answering_batches, answers_from, sight_for, sight_to_answer
 from ..metrics.intervals import TAIL, resample, wilson
+from ..metrics.localization import with_truth
 from ..metrics.predictions import Answers
 from ..sight import Method
 from ..vit.model import Input
-from .localize import with_truth
 
 MOST = 2000  # pictures, which are held in memory: enough for two points of uncertainty
 EXAMPLES = 3
@@ -81,8 +81,8 @@ def swaps(
 ) -> Swaps:
     """At most so many of these rows, drawn at random, in every condition."""
     generator = np.random.default_rng(seed)
-    told, notes = needs_masks(method), ()
-    rows, chosen = shown(method, rows), np.asarray(indices)
+    told, notes = method.needs_masks, ()
+    rows, chosen = method.with_masks(rows), np.asarray(indices)
     given = told or any(rows.masks[i] for i in chosen) if rows.masks is not None else told
     if given:
         chosen, notes = with_truth(rows, chosen)

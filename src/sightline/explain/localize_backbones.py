@@ -18,20 +18,21 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..console import watched
+from ..console.terminal import counted, is_main_process, print_notes, watched
 from ..data.batches import Batch
 from ..data.images import Canvas, Sample, decode
 from ..data.rows import SPLITS, Rows, fingerprint, read_rows
 from ..errors import UserError
 from ..metrics.estimates import Estimate
-from ..metrics.inference import answering_batches, make_accelerator
+from ..metrics.inference import answering_batches
+from ..metrics.localization import RESAMPLES, estimates, in_order, with_truth
 from ..metrics.overlap import Columns
 from ..sight import Sight, cell_share, inside_boxes
+from ..training.distributed import make_accelerator
 from ..vit.model import Input, ViT
 from ..vit.weights import HEAD, load_backbone
 from ..where.attention import Heads, maps_and_shares
 from .attention_tables import FIGURES, LEVELS, PLACES, Attention, Seen, SideBySide, Truth
-from .localize import RESAMPLES, estimates, in_order, with_truth
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -223,7 +224,7 @@ def truth_of(rows: Rows, indices: np.ndarray) -> Truth:
 
 def localize_command(command: Localize) -> SideBySide:
     """What `sightline localize BACKBONE … DATA` asks for; everything that can be wrong is said before the work."""
-    from ..evaluate import make_folder
+    from ..console.files import make_folder
     from .plots import figure_class
 
     names, data = command.backbones_and_data()
@@ -264,11 +265,11 @@ def spread_over(indices: np.ndarray, count: int) -> np.ndarray:
 
 
 def save(found: SideBySide, folder: Path) -> None:
-    from ..evaluate import as_csv, save_plainly
+    from ..console.files import as_csv, write
 
-    save_plainly(folder / "backbones.json", json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    write(folder / "backbones.json", json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
     lines = found.lines()
-    save_plainly(folder / "backbones.csv", as_csv(list(lines[0]), lines))
+    write(folder / "backbones.csv", as_csv(list(lines[0]), lines))
 
 
 def draw(found: SideBySide, subjects: Sequence[Subject], rows: Rows, few: np.ndarray, folder: Path) -> None:
@@ -284,7 +285,7 @@ def draw(found: SideBySide, subjects: Sequence[Subject], rows: Rows, few: np.nda
 @torch.no_grad()
 def attention_sheet(found: SideBySide, subjects: Sequence[Subject], rows: Rows, few: np.ndarray) -> Image.Image:
     """Some pictures, what is true of them, and lit by the attention of each backbone in the last block asked about."""
-    from ..report.drawing import as_seen, lit, sheet
+    from ..data.drawing import as_seen, lit, sheet
 
     captions: dict[str, Tensor] = {}
     for seen, each in zip(found.backbones, subjects, strict=True):
@@ -312,3 +313,20 @@ def _truth_of_one(sample: Sample, truth: Truth) -> Tensor:
 
 def _even_sided(images: Tensor) -> Tensor:
     return F.interpolate(images, (PICTURE_SIDE, PICTURE_SIDE), mode="bilinear", antialias=True)
+
+
+def show_backbones(command: Localize) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+
+    found = localize_command(command)
+    if is_main_process():
+        console = Console(highlight=False)
+        about = f"{found.data}, split {found.split!r}: {counted(found.n)}, the truth being {found.truth}"
+        console.print(escape(about), soft_wrap=True)
+        console.print(found.table())
+        console.print(found.table_of_shares())
+        print_notes(console, found.notes)
+        if command.out is not None:
+            print(f"The figures{' and pictures' if command.pictures else ''} are in {command.out}.")
+    return 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.rows import Rows
 from ..errors import UserError
-from ..metrics.inference import answering_batches, needs_masks, over_batches, shown, sight_to_answer
+from ..metrics.inference import answering_batches, over_batches, sight_to_answer
 from ..sight import Method
 from ..vit.model import Input
 
@@ -34,8 +34,8 @@ def features(
         return F.normalize(tokens[:, 0].float(), dim=-1)
 
     batches = answering_batches(
-        shown(method, rows), indices, expects, accelerator,
-        batch=batch, workers=workers, cache=cache, masks=needs_masks(method),
+        method.with_masks(rows), indices, expects, accelerator,
+        batch=batch, workers=workers, cache=cache, masks=method.needs_masks,
     )  # fmt: skip
     with closing(batches):
         return torch.from_numpy(over_batches(embed, batches, accelerator))

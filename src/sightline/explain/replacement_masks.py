@@ -11,14 +11,13 @@ import numpy as np
 from accelerate import Accelerator
 
 from ..config import Audit, Stress
-from ..console import bar
+from ..console.terminal import bar
 from ..data.rows import Rows
 from ..errors import UserError
 from ..load import Model
-from ..metrics.inference import needs_masks
 
 if TYPE_CHECKING:
-    from ..evaluate import Asked
+    from ..load import Asked
 
 
 def with_other_masks(
@@ -28,7 +27,7 @@ def with_other_masks(
     the rows as they are, and no words."""
     if command.masks is None:
         return rows, ""
-    if needs_masks(model.method):
+    if model.method.needs_masks:
         raise UserError("--masks: this method is told by masks where to look, so others would change its answers")
     from ..methods.given_mask import masks_in, saliency, same_saliency
     from ..where.mask_files import write_masks

@@ -16,11 +16,12 @@ import numpy as np
 from accelerate import Accelerator
 from torch import Tensor
 
+from ..console.terminal import is_main_process
 from ..data.rows import Rows
 from ..errors import UserError
 from ..metrics.estimates import Estimate, Metrics
 from ..metrics.groups import score
-from ..metrics.inference import answering_batches, needs_masks, over_batches, shown, sight_for
+from ..metrics.inference import answering_batches, over_batches, sight_for
 from ..metrics.overlap import patch_grid
 from ..metrics.predictions import Answers
 from ..sight import Look, cell_share
@@ -80,8 +81,8 @@ def shapes(
         return cell_share(sight.visible(size), patch_grid(sight, {}, size)).flatten(1)
 
     batches = answering_batches(
-        shown(method, rows), indices, expects, accelerator,
-        batch=batch, workers=workers, cache=cache, masks=needs_masks(method),
+        method.with_masks(rows), indices, expects, accelerator,
+        batch=batch, workers=workers, cache=cache, masks=method.needs_masks,
     )  # fmt: skip
     try:
         return over_batches(shape, batches, accelerator)
@@ -112,7 +113,8 @@ def shape_run(command: Shape, seen: dict[str, np.ndarray] | None = None) -> tupl
 
     `seen` are its shapes by split, where they are known from another call; those that are not are put there.
     """
-    from ..evaluate import data_asked_for, folder_for, make_folder, measure, opened, save_plainly
+    from ..console.files import make_folder, write
+    from ..load import data_asked_for, folder_for, measure, opened
 
     accelerator, model = opened(command.run, command.device, intervention=command.intervention)
     asked = data_asked_for(command, model.run)
@@ -136,6 +138,17 @@ def shape_run(command: Shape, seen: dict[str, np.ndarray] | None = None) -> tupl
         make_folder(path.parent)
         answers.save_csv(path.with_suffix(".csv"))
         content = {"data": rows.name, "fingerprint": asked.fingerprint} | found.to_dict()
-        save_plainly(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     accelerator.wait_for_everyone()
     return found, path
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Shape) -> int:
+    found, path = shape_run(command)
+    if is_main_process():
+        print(found.sentence)
+        print(f"Every group and the probe's answers are in {path.parent}.")
+    return 0

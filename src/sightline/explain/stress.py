@@ -17,17 +17,16 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ..config import Stress
-from ..console import bar
+from ..console.terminal import bar, counted, print_notes
 from ..data.batches import Batch
+from ..data.drawing import as_seen
 from ..data.rows import Rows
 from ..errors import UserError
-from ..evaluate import data_asked_for, folder_for, opened, with_classes_of
-from ..fingerprints import weights_sha256
-from ..load import Model
+from ..load import Model, data_asked_for, folder_for, opened, with_classes_of
 from ..metrics.estimates import Estimate
-from ..metrics.inference import answering_batches, needs_masks, shown, sight_for
-from ..report.drawing import as_seen
+from ..metrics.inference import answering_batches, sight_for
 from ..sight import Sight
+from ..vit.weights import weights_sha256
 from .localize import figures_before
 from .neighbours import features, named_rightly
 from .perturbation import (
@@ -72,14 +71,14 @@ class Bench:
 
     def batches(self, indices: np.ndarray, masks: bool) -> Iterator[tuple[Batch, Tensor | None]]:
         """With true masks where asked for; and beside them those that the method is told by, if it is."""
-        told, method, said = needs_masks(self.model.method), self.model.method, self.command
+        told, method, said = self.model.method.needs_masks, self.model.method, self.command
         with ExitStack() as to_close:
             opened = [
                 answering_batches(
                     rows, indices, self.model.expects, self.accelerator,
                     batch=said.batch, workers=said.workers, cache=said.cache, masks=with_masks,
                 )
-                for rows, with_masks in [(self.rows, masks), *([(shown(method, self.rows), True)] if told else [])]
+                for rows, with_masks in [(self.rows, masks), *([(method.with_masks(self.rows), True)] if told else [])]
             ]  # fmt: skip
             for batches in opened:
                 to_close.callback(batches.close)
@@ -334,3 +333,22 @@ def refuse_strangers(labels: np.ndarray, bank: np.ndarray) -> None:
         raise UserError("no two of these pictures have the same label: none could be named rightly")
     if len(np.unique(bank if len(bank) else labels)) == 1:
         raise UserError("all pictures to seek them among are of one class: whatever features know, they name that one")
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Stress) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+
+    found, path = stress(command)
+    console = Console(highlight=False)
+    console.print(f"{escape(str(command.run))}, split {command.split!r}: {counted(found.n)}", soft_wrap=True)
+    for table in found.tables():
+        console.print(table)
+    print_notes(console, found.notes)
+    for one in found.sentences:
+        console.print(one, soft_wrap=True, markup=False)
+    print(f"The figures, and what there is per picture, are in {path.parent}.")
+    return 0

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..evaluate import as_csv, make_folder, same_change, save_plainly
-from ..report.drawing import sheet
+from ..console.files import as_csv, make_folder, write
+from ..data.drawing import sheet
+from ..load import same_change
 from .segmentation import PER_PICTURE
 from .stress_results import Stressed, draw
 
@@ -53,12 +54,12 @@ def save(path: Path, work: Work, before: Mapping[str, Any], *, pictures: bool) -
     if stays:
         everything = beside(found, Stressed.from_dict(before), stays)
         columns |= {name: np.array(column) for name, column in table.items() if whose(name) in stays}
-    save_plainly(path, json.dumps(work.about | everything.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    write(path, json.dumps(work.about | everything.to_dict(), indent=1, ensure_ascii=False) + "\n")
     order = ["", *FIELDS]
     names = sorted(columns, key=lambda name: order.index(whose(name)))
     values = zip(*(columns[name] for name in names), strict=True)
     lines = [dict(zip(names, map(brief, some), strict=True)) for some in values]
-    save_plainly(path.with_suffix(".csv"), as_csv(names, lines))
+    write(path.with_suffix(".csv"), as_csv(names, lines))
     for test, ending in DRAWN.items():
         if test not in stays:
             path.with_name(f"{path.stem}{ending}").unlink(missing_ok=True)

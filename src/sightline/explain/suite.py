@@ -21,7 +21,7 @@ from ..data.rows import Rows, read_rows
 from ..datasets.imagenet import SI_SCORE_FOLDERS, imagenet_classes, objectnet_answers
 from ..errors import UserError
 from ..metrics.estimates import Estimate
-from ..metrics.inference import answering_batches, needs_masks, over_batches, sight_to_answer
+from ..metrics.inference import answering_batches, over_batches, sight_to_answer
 from ..metrics.intervals import wilson
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def sets_in(folder: Path) -> dict[str, Path]:
 
 def run_suite(command: Suite) -> tuple[Suited, Path]:
     """A trained model on every set that is there, and the folder with what came of it."""
-    from ..evaluate import make_folder, opened, save_plainly
+    from ..console.files import make_folder, write
+    from ..load import opened
 
     assert command.suite is not None
     if command.suite_folder is None:
@@ -131,7 +132,7 @@ def run_suite(command: Suite) -> tuple[Suited, Path]:
             save_answers(folder / f"{name}.csv", rows, best)
     found = Suited(command.suite, sets, tuple(name for name in SETS if name not in there))
     if accelerator.is_main_process:
-        save_plainly(folder / "suite.json", json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
+        write(folder / "suite.json", json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
     accelerator.wait_for_everyone()
     return found, folder
 
@@ -154,7 +155,7 @@ def best_answers(model: Any, rows: Rows, classes: Sequence[int], accelerator: An
         among = torch.nn.functional.pad(among, (0, TOP - among.shape[1]), value=-1)
         return torch.stack([logits.topk(TOP, dim=1).indices, among], dim=1)
 
-    if needs_masks(model.method):
+    if model.method.needs_masks:
         raise UserError("this model is told where to look by masks, and these sets have none")
     indices = np.arange(len(rows))
     batches = answering_batches(
@@ -185,7 +186,7 @@ def share(right: np.ndarray) -> Estimate:
 
 def save_answers(path: Path, rows: Rows, best: np.ndarray) -> None:
     """Without 1,000 probabilities each, which nothing here needs."""
-    from ..evaluate import as_csv, save_plainly
+    from ..console.files import as_csv, write
 
     columns = ["image", "label", "predicted", "top5", "predicted_of_its_classes"]
     lines = []
@@ -193,7 +194,7 @@ def save_answers(path: Path, rows: Rows, best: np.ndarray) -> None:
         top5 = int((every == rows.labels[i]).any())
         values = [rows.images[i], *(rows.classes[k] for k in (rows.labels[i], every[0])), top5, rows.classes[own[0]]]
         lines.append(dict(zip(columns, values, strict=True)))
-    save_plainly(path, as_csv(columns, lines))
+    write(path, as_csv(columns, lines))
 
 
 # ---- two runs --------------------------------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ class SuiteCompared:
     def table(self, names: Sequence[str]) -> Table:
         from rich.table import Table
 
-        from ..compare import verdict
+        from ..metrics.comparison import verdict
 
         table = Table("", *names, "difference", "", "n", box=None, pad_edge=False)
         for name, before, after, gain in self.rows:

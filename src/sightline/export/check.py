@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..interventions.apply import intervened
 from ..interventions.file import Intervention
-from ..sight import Method, Prediction, Sight, Told
+from ..sight import Method, Prediction, Sight
 from ..verify.perturbations import fill, redraws
 from .graph import Traced, WithParts, need_onnx
 
@@ -129,14 +129,14 @@ def compare(
             f"the exported file differs from the model: probabilities by {far:.2g} (allowed: {TOLERANCE:g}), sights by "
             f"{sights:.2%} (allowed: {SIGHT:.1%}); it was not kept. Other pictures (--images) may tell more"
         )
-    blind = getattr(method, "blind", True) and bool(traced.cut)
+    blind = method.blind and bool(traced.cut)
     redrawn = prove(file, traced, images, masks) if blind else None
     return Agreement(len(images), trials, far, sights, tuple(ways), redrawn)
 
 
 def answer(method: Method, images: Tensor, masks: Tensor | None) -> Prediction:
     if masks is not None:
-        return method.judge(images, cast(Told, method).look_at(images, masks))
+        return method.judge(images, method.look_at(images, masks))
     sight = method.look(images)
     return Prediction(method.judge(images, sight).logits, sight)
 

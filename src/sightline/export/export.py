@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..config import Export
+from ..console.files import replace_durably, save_text
+from ..console.terminal import bar
 from ..errors import UserError
-from ..fingerprints import weights_sha256
-from ..interventions.apply import announce
 from ..interventions.file import Intervention
-from ..load import Model, load
-from ..training.checkpoint import replace_durably, save_text
+from ..load import Model, announce, load_as_trained
+from ..report.card import example
+from ..vit.weights import weights_sha256
 from .check import Agreement, compare
 from .graph import Traced, WithParts, need_onnx, to_onnx, traceable
 
@@ -46,21 +47,6 @@ WORDS = {
     "boxes": "left, top, right, bottom of what was seen, in pixels, the latter two excluded",
     "parts": "shares of the parts and, last, of the background, patch by patch",
 }
-EXAMPLE = """\
-import json, numpy, onnxruntime
-from PIL import Image, ImageOps
-facts = json.load(open("model.json"))
-session = onnxruntime.InferenceSession("model.onnx")
-(height, width), crop = facts["picture"]["size"], facts["picture"]["crop"]
-picture = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("RGB")
-scale = max(int(height / crop) / picture.height, int(width / crop) / picture.width)
-resized = max(width, round(picture.width * scale)), max(height, round(picture.height * scale))
-left, top = round((resized[0] - width) / 2), round((resized[1] - height) / 2)
-picture = picture.resize(resized, {resample}).crop((left, top, left + width, top + height))
-inputs = {{"images": numpy.asarray(picture, numpy.float32).transpose(2, 0, 1)[None] / 255{more}}}
-found = dict(zip(facts["outputs"], session.run(list(facts["outputs"]), inputs)))
-print(facts["classes"][found["probabilities"][0].argmax()], found["probabilities"][0].max())
-"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +64,7 @@ def export(command: Export, step: Callable[[int], None] | None = None) -> Export
 
     done = step or (lambda _: None)
     need_onnx()
-    model = load(command.run)
+    model = load_as_trained(command.run)
     kept = intervention_of(model) if command.intervention else None
     if kept is not None and kept.changes:
         announce(model.run.folder, kept.words)
@@ -183,14 +169,13 @@ def discs(count: int, size: tuple[int, int]) -> Tensor:
 def certificate_of(model: Model, kept: Intervention | None, images: Tensor, masks: Tensor | None) -> Certificate | None:
     """The proof in torch, on the same pictures; None for a method that sees everything, and says so."""
     from ..interventions.apply import intervened
-    from ..predict import sees_everything
     from ..verify.verify import verify
 
-    if not getattr(model.method, "blind", True):
+    if not model.method.blind:
         return None
     if masks is not None:
-        return verify(model.method, images, cast(Any, model.method).look_at(images, masks), draws=1)
-    if sees_everything(model):
+        return verify(model.method, images, model.method.look_at(images, masks), draws=1)
+    if model.method.sees_everything:
         return None
     return verify(model.method if kept is None else intervened(model.method, kept), images, draws=1)
 
@@ -209,7 +194,7 @@ def about(model: Model, traced: Traced, kept: Intervention | None, agreement: Ag
         "format": 1,
         "made_by": f"sightline {__version__}",
         "method": model.run.facts["method"],
-        "blind": bool(traced.cut) and getattr(model.method, "blind", True),
+        "blind": bool(traced.cut) and model.method.blind,
         "classes": list(model.classes),
         "picture": picture_facts(model.expects),
         "inputs": inputs,
@@ -237,14 +222,22 @@ def described(value: Any) -> dict[str, Any]:
     return {"shape": shape, "type": TensorProto.DataType.Name(tensor.elem_type).lower(), "words": WORDS[value.name]}
 
 
-def example(expects: Input, told: bool) -> str:
-    mask = ', "mask": numpy.ones((1, height, width), bool)' if told else ""
-    return EXAMPLE.format(resample=f"Image.{expects.resample.upper()}", more=mask)
-
-
 def facts_for_metadata(facts: dict[str, Any]) -> dict[str, str]:
     """Everything under one key, as JSON; and by itself what any program for ONNX files may look for."""
     picture = facts["picture"]
     alone = {"classes": facts["classes"], "parts": facts["parts"], **{k: picture[k] for k in ("size", "mean", "std")}}
     plain = {name: json.dumps(value, ensure_ascii=False) for name, value in alone.items()}
     return {"sightline": json.dumps(facts, ensure_ascii=False), **plain}
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Export) -> int:
+    with bar("exporting", 4) as progress:
+        made = export(command, progress)
+    for sentence in filter(None, (made.agreement.sentence, made.agreement.proof)):
+        print(sentence)
+    print(f"Tried on {made.pictures}. {made.folder / 'model.onnx'}: {made.bytes / 1e6:.1f} MB; how to use it is in")
+    print(f"{made.folder / 'model.json'} (`example`) and in the model card beside it, README.md.")
+    return 0

@@ -9,7 +9,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -20,15 +20,10 @@ from torch import Tensor, nn
 
 from ..data.multicrop import resizing
 from ..errors import UserError
-from ..methods.attentive import Attentive
-from ..methods.erm import Classifier
+from ..methods.base import PartMethod
 from ..methods.given_mask import GivenMask
 from ..methods.ifam import IFam
 from ..methods.pair import Pair
-from ..methods.pdiscoformer import PartLearner, PDiscoFormer
-from ..methods.probe import ScaleClassifier
-from ..methods.ttr import Recaller
-from ..methods.zeroshot import WholeZeroShot
 from ..sight import Method, Prediction, Sight, inside_boxes
 from ..vit.model import Input
 from ..what.masked import MaskedViT
@@ -111,9 +106,9 @@ def masking(method: nn.Module) -> nn.Module:
 class WithParts(Traced):
     """iFAM: parts are found, overruled as the switches say, and answered from."""
 
-    method: PartLearner
+    method: PartMethod
 
-    def __init__(self, method: PartLearner):
+    def __init__(self, method: PartMethod):
         super().__init__(method)
         exact = isinstance(method, IFam) and method.pixels is not None
         self.cut = ("keep", "keep_pixels") if exact else ("keep",)
@@ -251,27 +246,24 @@ def within(start: Tensor, end: Tensor, source: int, target: int) -> Tensor:
 # ---- which method is which -------------------------------------------------------------------------------------------
 
 
+GRAPHS: dict[str, Callable[[Any], Traced]] = {
+    "whole": Whole, "parts": WithParts, "pooled parts": Pooled, "given mask": Shown, "crops": Boxed,
+}  # fmt: skip
+
+
 def traceable(method: Method, name: str) -> Traced:
-    """The method as a function of tensors, or a word on why it is none."""
-    if isinstance(method, PartLearner):
-        if method.how.eval_noise:
-            raise UserError(
-                f"{name}: draws noise also in evaluation, as the published code does, which no graph repeats; train "
-                "with --eval-noise False, or use it from Python"
-            )
-        return Pooled(method) if isinstance(method, PDiscoFormer) else WithParts(method)
-    if isinstance(method, GivenMask):
-        return Shown(method)
-    if isinstance(method, Pair) and isinstance(method.where, CropSight | CentreSight | AdaptedSight):
-        return Boxed(method)
-    if isinstance(method, Classifier | ScaleClassifier | Attentive | WholeZeroShot):
-        return Whole(method)
-    reasons = {
-        Recaller: "its answers depend on the pictures it was asked before",
-        Pair: "it looks at places drawn from a hash of each picture",
-    }
-    why = next((reason for kind, reason in reasons.items() if isinstance(method, kind)), "its graph is not known")
-    raise UserError(f"{name}: cannot be exported, because {why}; use it from Python: sightline.load(...).predict(...)")
+    """The method as a function of tensors, or an error that says why it cannot be one."""
+    if method.export_graph not in GRAPHS:
+        raise UserError(
+            f"{name}: cannot be exported, because {method.export_obstacle}; use it from Python: "
+            "sightline.load(...).predict(...)"
+        )
+    if method.part_count and cast(PartMethod, method).how.eval_noise:
+        raise UserError(
+            f"{name}: draws noise also in evaluation, as the published code does, which no graph repeats; train "
+            "with --eval-noise False, or use it from Python"
+        )
+    return GRAPHS[method.export_graph](method)
 
 
 # ---- tracing ---------------------------------------------------------------------------------------------------------

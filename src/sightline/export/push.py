@@ -15,17 +15,14 @@ from typing import Any, cast
 from torch import nn
 
 from ..config import Push
+from ..console.terminal import bar, counted
 from ..errors import UserError
-from ..fingerprints import weights_sha256
-from ..interventions.file import FILE as INTERVENTION
-from ..load import HUB, Model, load
-from ..metrics.inference import needs_masks
+from ..load import HUB, LOADED, LOG_IN, Model, load_as_trained, refuse_odd_name, refused
 from ..report.card import card
+from ..vit.weights import weights_sha256
 from .export import certificate_of, discs, intervention_of, pictures_of
 
-LOADED = ("run.json", "best.safetensors", INTERVENTION, "metrics.json", "localization.json")
 ONNX = ("onnx/model.onnx", "onnx/model.json")
-LOG_IN = "log in with `hf auth login`, with a token that may write"
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ def push(command: Push, step: Callable[[int], None] | None = None) -> Pushed:
     refuse_odd_name(command.repository)
     if get_token() is None:
         raise UserError(f"{command.repository}: you are not logged in at the Hugging Face hub; {LOG_IN}")
-    files = to_publish(load(command.run), command)
+    files = to_publish(load_as_trained(command.run), command)
     done(1)
     api = HfApi()
     try:
@@ -69,7 +66,7 @@ def to_publish(model: Model, command: Push) -> dict[str, Path | bytes]:
     files |= {name: folder / name for name in exported(model)}
     kept = intervention_of(model)
     images, words = pictures_of(model, command.images, command.limit)
-    masks = discs(len(images), model.expects.size) if needs_masks(model.method) else None
+    masks = discs(len(images), model.expects.size) if model.method.needs_masks else None
     certificate = certificate_of(model, kept, images, masks)
     files["README.md"] = card(model, kept, certificate, words, where=f"{HUB}{command.repository}").encode()
     return files
@@ -107,53 +104,12 @@ def is_path(text: str) -> bool:
     return text.startswith(("/", "~")) or PureWindowsPath(text).is_absolute()
 
 
-def refuse_odd_name(repository: str) -> None:
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(repository)
-        fine = repository.count("/") == 1
-    except HFValidationError:
-        fine = False
-    if not fine:
-        raise UserError(f"{repository}: a repository is called OWNER/NAME, of letters, digits, -, _ and .")
+# ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def refused(repository: str, error: Exception) -> UserError:
-    """What the hub said, in one line."""
-    from huggingface_hub import errors
-
-    where = f"{repository} on the Hugging Face hub"
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return UserError(f"{where}: cannot be reached while HF_HUB_OFFLINE is set; unset it")
-    if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
-        return UserError(f"{where} does not exist, or is private: then log in with `hf auth login`")
-    if status == 401:
-        return UserError(f"{where}: your token is not accepted; {LOG_IN}")
-    if status == 403:
-        return UserError(f"{where}: your token may not do that; {LOG_IN} there, or choose another OWNER")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return UserError(f"{where} has no such revision")
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return UserError(f"{where}: {reason}")
-
-
-def fetch(said: str) -> Path:
-    """The folder of a run from the hub, OWNER/NAME or OWNER/NAME@REVISION: downloaded once, then from its cache."""
-    from huggingface_hub import errors, snapshot_download
-
-    repository, _, revision = said.partition("@")
-    refuse_odd_name(repository)
-    try:
-        folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(LOADED)))
-    except errors.LocalEntryNotFoundError as error:
-        raise UserError(
-            f"{HUB}{said}: is neither in the local cache nor reachable: load it once while online"
-        ) from error
-    except Exception as error:  # as above
-        raise refused(repository, error) from error
-    if not (folder / "run.json").is_file():
-        raise UserError(f"{HUB}{said}: is no run of Sightline (no run.json); `sightline push` publishes one")
-    return folder
+def run_command(command: Push) -> int:
+    with bar("publishing", 3) as progress:
+        pushed = push(command, progress)
+    print(f"{counted(pushed.files, 'file')}, {pushed.bytes / 1e6:.1f} MB: {pushed.address} ({pushed.seen_by}).")
+    print(f'Load it with sightline.load("hf:{command.repository}").')
+    return 0

@@ -8,7 +8,7 @@ and answered from that.
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -21,23 +21,21 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from ..console import watched
+from ..console.terminal import watched
 from ..data.batches import Batches
 from ..data.rows import Rows
 from ..errors import UserError
-from ..fingerprints import weights_sha256
-from ..load import Model, load
-from ..methods.pdiscoformer import Found, PartLearner
+from ..methods.base import Found, PartMethod, part_method
 from ..metrics.inference import answers_from, over_batches
 from ..metrics.predictions import Answers
 from ..sight import Method, Prediction, Sight
-from ..training.run_folder import Run
+from ..vit.weights import weights_sha256
 from ..where.corrections import Claims
 from ..where.parts import hard_keep
 from .file import FILE, Intervention, Sketch
 
 if TYPE_CHECKING:
-    from ..evaluate import Asked
+    from ..load import Asked, Model
 
 QUANTILES = (0.9, 0.95, 0.97, 0.99)
 MOST_BYTES = 4 << 30  # of what was found, to be held in memory
@@ -47,26 +45,30 @@ SEARCH_FILE = Path("interventions") / "search.json"
 # ---- a corrected method ----------------------------------------------------------------------------------------------
 
 
-class Intervened(nn.Module):
+class Intervened(Method):
     """A method with an intervention: the same three calls, and as blind outside its sight."""
 
-    def __init__(self, method: PartLearner, intervention: Intervention):
+    def __init__(self, method: PartMethod, intervention: Intervention):
         super().__init__()
         self.method, self.intervention, self.correction = method, intervention, intervention.correction
 
     @property
     def blind(self) -> bool:
-        return getattr(self.method, "blind", True)
+        return self.method.blind
 
     @property
-    def heeds_sight(self) -> bool:
-        return getattr(self.method, "heeds_sight", True)
+    def uses_sight(self) -> bool:
+        return self.method.uses_sight
+
+    @property
+    def accepts_masks(self) -> bool:
+        return self.method.accepts_masks
 
     def look(self, images: Tensor) -> Sight:
         return self.method.decide(images, self.method.find(images), self.correction)
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
-        if self.heeds_sight:
+        if self.uses_sight:
             return self.method.judge(images, sight)
         return replace(self.method.answer(images, self.method.find(images), self.correction), sight=sight)
 
@@ -82,27 +84,13 @@ class Intervened(nn.Module):
 
     def look_at(self, images: Tensor, masks: Tensor) -> Sight:
         """A mask of the user's own takes the place of everything."""
-        return told(self.method, images, masks)
+        return self.method.look_at(images, masks)
 
 
 def intervened(method: Method, intervention: Intervention) -> Intervened:
-    learner = with_parts(method, "this method")
+    learner = part_method(method, "this method")
     intervention.refuse_impossible(learner.where.parts)
     return Intervened(learner, intervention).train(learner.training)
-
-
-def with_parts(method: object, name: str) -> PartLearner:
-    if not isinstance(method, PartLearner):
-        raise UserError(f"{name}: discovers no parts to intervene in; ifam and pdiscoformer do")
-    return method
-
-
-def told(method: object, images: Tensor, masks: Tensor) -> Sight:
-    """What a mask drawn by the user shows, bool [B, h, w], for methods that answer from a mask."""
-    look_at = getattr(method, "look_at", None)
-    if look_at is None:
-        raise UserError("--mask: this method cannot be shown a mask; ifam, early-mask and late-mask can")
-    return look_at(images, masks)
 
 
 # ---- what is kept with a run -----------------------------------------------------------------------------------------
@@ -115,7 +103,7 @@ def kept(model: Model) -> Intervention | None:
     intervention = Intervention.load(path)
     if intervention.facts.get("weights") != weights_sha256(cast(nn.Module, model.method)):
         raise UserError(f"{path}: is about other weights than this run has now; remove it with --clear, and find anew")
-    intervention.refuse_impossible(with_parts(model.method, str(model.run.folder)).where.parts)
+    intervention.refuse_impossible(part_method(model.method, str(model.run.folder)).where.parts)
     return intervention
 
 
@@ -136,38 +124,21 @@ def keep(model: Model, intervention: Intervention) -> Intervention:
     return complete
 
 
-def load_corrected(folder: Path, device: str, intervention: bool, *, aloud: bool = True) -> Model:
-    """With the intervention that is kept in the run, if one is and if that is wanted, and a line that says so."""
-    model = load(folder, device)
-    model = with_kept(model) if intervention else model
-    if aloud and (said := model.run.facts.get("intervention")):
-        announce(model.run.folder, said["words"])
-    return model
-
-
-def announce(folder: Path, words: str) -> None:
-    """That the intervention kept in this run is applied."""
-    print(f"sightline: with {folder / FILE}: {words} (--no-intervention: as trained)", file=sys.stderr)
-
-
-def with_kept(model: Model) -> Model:
-    """The model with the intervention kept in its run, if one is; its run then says so."""
-    intervention = kept(model)
-    if intervention is None or not intervention.changes:
-        return model
-    said = {name: value for name, value in intervention.to_dict().items() if name not in ("names", "facts")}
-    said |= {"folder": intervention.folder, "words": intervention.words}
-    # Seeds that were corrected each by its own search are one method.
-    said["kind"] = "found" if "found" in intervention.facts else intervention.folder
-    facts = model.run.facts | {"intervention": said}
-    return replace(model, method=intervened(model.method, intervention), run=Run(model.run.folder, facts))
+def measured_search(model: Model) -> dict[str, Any] | None:
+    """What `intervene --find` measured of these weights, if it did."""
+    path = model.run.folder / SEARCH_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); remove it") from error
+    return content if content and content.get("weights") == weights_sha256(model.method) else None
 
 
 # ---- how far training patches are from their part --------------------------------------------------------------------
 
 
 @torch.no_grad()
-def calibrate(method: PartLearner, batches: Batches, accelerator: Accelerator) -> Sketch:
+def calibrate(method: PartMethod, batches: Batches, accelerator: Accelerator) -> Sketch:
     """Distances of the patches that belong to a part, from its prototype; in the closer look, where there are two."""
     sketch = Sketch.empty(method.where.parts)
     for some in watched(batches.epoch(0), len(batches)):
@@ -196,7 +167,7 @@ class Looked:
     What was found is held on the CPU, as far as `most_bytes` go; the pictures themselves are read again each time.
     """
 
-    method: PartLearner
+    method: PartMethod
     rows: Rows
     batches: Batches
     accelerator: Accelerator

@@ -114,7 +114,7 @@ class Intervention:
         )
 
     def save(self, path: str | Path) -> None:
-        from ..training.checkpoint import save_text
+        from ..console.files import save_text
 
         save_text(Path(path), json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 

@@ -5,5 +5,3 @@
 `words` are what a user says; a `where` shows something of every picture, in one of several `ways`; `whats` answer from
 it; `cells` are what comes of one pair, and the `grid` is all of them.
 """
-
-from .matrix import fill as fill

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config.matrix import Matrix
-from ..console import watched
+from ..console.terminal import watched
 from ..data.batches import Batches
 from ..data.cache import Cache
 from ..data.cache import fingerprint as files_of

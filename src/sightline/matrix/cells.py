@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..console.files import cannot_write
 from ..errors import UserError
 from ..metrics.estimates import Estimate, Metrics
-from ..training.checkpoint import cannot_write
 from .words import Word
 
 

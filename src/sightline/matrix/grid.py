@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compare import compare, verdict
 from ..config.matrix import Matrix
 from ..data.rows import Rows, fingerprint
+from ..metrics.comparison import compare, verdict
 from ..metrics.estimates import Estimate
 from ..metrics.predictions import Answers
 from .cells import Cell

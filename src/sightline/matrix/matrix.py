@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..config.matrix import Matrix
+from ..console.files import make_folder, write
+from ..console.terminal import print_notes
 from ..data.rows import Rows, fingerprint, read_rows
 from ..errors import UserError
-from ..evaluate import make_folder, save_plainly
 from ..metrics.groups import evaluate
-from ..metrics.inference import make_accelerator
 from ..training.context import refuse_nothing_to_tell
+from ..training.distributed import make_accelerator
 from ..training.run_folder import about, versions
 from .bench import Bench, short_print
 from .cells import Cell, add_cell, read_cells
@@ -51,7 +52,7 @@ def fill(config: Matrix, told: Callable[[Cell], None] = lambda _: None) -> Grid:
     else:
         cells = fill_all(wheres, whats, Bench(config, rows, accelerator.device), told)
     grid = grid_of(cells, wheres, whats, rows, config)
-    save_plainly(folder / "matrix.json", json.dumps(grid.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    write(folder / "matrix.json", json.dumps(grid.to_dict(), indent=1, ensure_ascii=False) + "\n")
     if config.pictures:
         grid.draw(folder)
     return grid
@@ -167,4 +168,25 @@ def keep(cell: Cell, outcome: Outcome, home: Path, bench: Bench) -> None:
         "selection": {"metric": cell.rule, "on": "val"},
         "state": "finished",
     }
-    save_plainly(home / "run.json", json.dumps(facts, indent=1, ensure_ascii=False, default=str) + "\n")
+    write(home / "run.json", json.dumps(facts, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Matrix) -> int:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+
+    def tell(cell) -> None:
+        found = f"{cell.figure} ({cell.way})" if cell.figure else f"empty: {cell.empty}"
+        console.print(f"{cell.name}: {found}", soft_wrap=True, markup=False)
+
+    grid = fill(command, tell)
+    console.print(grid.table())
+    print_notes(console, grid.notes)
+    for sentence in grid.sentences:
+        console.print(sentence, soft_wrap=True, markup=False)
+    print(f"The figures, pictures and every cell's answers are in {command.folder}.")
+    return int(not grid.filled)

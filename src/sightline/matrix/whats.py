@@ -19,16 +19,15 @@ from ..config import Dfr, EarlyMask, Erm, Probe, Train
 from ..data.images import Canvas
 from ..data.rows import TRAIN
 from ..errors import UserError
-from ..fingerprints import weights_sha256
+from ..methods.base import open_backbone
 from ..methods.dfr import fit_dfr
-from ..methods.erm import open_backbone
 from ..methods.probe import fit_probe, seen_at_once
 from ..metrics.groups import score
 from ..metrics.inference import answers_from
 from ..metrics.predictions import Answers
 from ..sight import Sight
 from ..vit.model import Input, ViT
-from ..vit.weights import HEAD
+from ..vit.weights import HEAD, weights_sha256
 from ..what.dfr import set_aside
 from ..what.features import HEADS
 from ..what.masked import MaskedViT
@@ -257,7 +256,7 @@ def fine_tune(where: Where, what: What, folder: Path) -> Outcome:
     }  # fmt: skip
     config: Train = Erm(**shared)
     if masks is not None:
-        config = EarlyMask(**shared, masks=masks, pixels=True, at_least=0.1, zoom=found.way.window)
+        config = EarlyMask(**shared, masks=masks, sight="pixels", at_least=0.1, zoom=found.way.window)
     run = train(config)
     names = tuple(bench.rows.group_names)
     answers = {

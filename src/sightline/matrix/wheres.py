@@ -18,13 +18,13 @@ from ..data.cache import fingerprint as files_of
 from ..data.cache import unpacked
 from ..data.images import Canvas, open_file
 from ..errors import UserError
-from ..fingerprints import weights_sha256
+from ..load import load_as_trained
 from ..methods.a2 import Crops, heads_of, refuse_crowds, refuse_layer
 from ..methods.given_mask import from_anywhere, masks_there, saliency
-from ..metrics.inference import make_accelerator
 from ..sight import Look, Sight
+from ..training.distributed import make_accelerator
 from ..vit.model import Input
-from ..vit.weights import HEAD, load_backbone
+from ..vit.weights import HEAD, load_backbone, weights_sha256
 from ..where.crops import CropSight
 from ..where.mask_files import look_print, write_masks
 from ..where.relevance import RelevanceSight
@@ -124,9 +124,8 @@ def attention(word: Word, bench: Bench) -> Where:
 
 def relevance(word: Word, bench: Bench) -> Where:
     """Where the answer of a run that sees everything comes from."""
-    from ..load import load
 
-    model = load(word.of)
+    model = load_as_trained(word.of)
     return by_map(word, bench, RelevanceSight(cast(nn.Module, model.method)), learnt_elsewhere("it was", model, bench))
 
 
@@ -206,12 +205,10 @@ def salient(word: Word, bench: Bench) -> Where:
 
 def parts(word: Word, bench: Bench) -> Where:
     """The parts that a run discovered, all of them, as it was trained."""
-    from ..load import load
-    from ..methods.pdiscoformer import PartLearner
 
-    model = load(word.of)
+    model = load_as_trained(word.of)
     look = model.method
-    if not isinstance(look, PartLearner):
+    if not look.part_count:
         raise UserError(f"{word.of}: a run of {model.run.facts['method']!r} discovers no parts; train ifam")
     return ByMasks(  # it sees pictures as it did in training, whoever answers
         word, bench, module_print(look), count(look.where), learnt_elsewhere("its parts were", model, bench),

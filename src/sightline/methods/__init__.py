@@ -1,47 +1,78 @@
-"""Methods: a *where*, a *what*, and how they are put together and trained. One file each."""
+"""Methods: a *where*, a *what*, and how they are put together and trained. One file each, and one line in this table."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
-# Name: the file; in it, `make_NAME` makes the method for some data, trained unless it learns
-# step by step, in the loop; `build_NAME` makes one to load weights into, from the ViT's configuration and what
-# run.json says.
-FILES = {
-    "erm": "erm",
-    "probe": "probe",
-    "s2": "probe",
-    "aim": "attentive",
-    "ep": "attentive",
-    "dfr": "dfr",
-    "a2": "a2",
-    "a2-adapter": "a2_adapter",
-    "a2-dfr": "dfr",
-    "a2-zs": "zeroshot",
-    "zs": "zeroshot",
-    "ttr": "ttr",
-    "centre-crop": "a2",
-    "random-crop": "a2",
-    "pdiscoformer": "pdiscoformer",
-    "ifam": "ifam",
-    "early-mask": "given_mask",
-    "late-mask": "given_mask",
-    "groupdro": "reweighed",
-    "cvar": "reweighed",
-    "lff": "reweighed",
-    "jtt": "reweighed",
-    "robustvit": "robustvit",
-    "rrr": "input_gradients",
-    "gradmask": "input_gradients",
-    "masktune": "masktune",
-    "pretrain": "dino",
+from .. import config
+from ..config import Pretrain, Train
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a method is: its flags, and the file with `make_NAME` and `build_NAME`."""
+
+    config: type[Train]
+    module: str
+    """A file in this folder, or the full name of a module elsewhere (`my_package.my_method`). In it, `make_NAME`
+    makes the method for a dataset, trained already unless it trains in the loop, and `build_NAME` makes one to load
+    weights into, from the ViT's configuration, the method's own, and what run.json says."""
+    command: str = "train"
+
+    @property
+    def help(self) -> str:
+        """The first line of the configuration's docstring."""
+        return (self.config.__doc__ or "").strip().splitlines()[0]
+
+
+# The command line, the list in the documentation and the tests that hold for all methods are made from this.
+METHODS: dict[str, Entry] = {
+    "ifam": Entry(config.Ifam, "ifam"),
+    "pdiscoformer": Entry(config.Pdiscoformer, "pdiscoformer"),
+    "early-mask": Entry(config.EarlyMask, "given_mask"),
+    "late-mask": Entry(config.LateMask, "given_mask"),
+    "a2": Entry(config.A2, "a2"),
+    "a2-adapter": Entry(config.A2Adapter, "a2_adapter"),
+    "a2-dfr": Entry(config.A2Dfr, "dfr"),
+    "a2-zs": Entry(config.A2Zs, "zeroshot"),
+    "centre-crop": Entry(config.CentreCrop, "a2"),
+    "random-crop": Entry(config.RandomCrop, "a2"),
+    "robustvit": Entry(config.Robustvit, "robustvit"),
+    "rrr": Entry(config.Rrr, "input_gradients"),
+    "gradmask": Entry(config.Gradmask, "input_gradients"),
+    "masktune": Entry(config.Masktune, "masktune"),
+    "erm": Entry(config.Erm, "erm"),
+    "probe": Entry(config.Probe, "probe"),
+    "s2": Entry(config.S2, "probe"),
+    "aim": Entry(config.Aim, "attentive"),
+    "ep": Entry(config.Ep, "attentive"),
+    "dfr": Entry(config.Dfr, "dfr"),
+    "groupdro": Entry(config.Groupdro, "reweighed"),
+    "jtt": Entry(config.Jtt, "reweighed"),
+    "cvar": Entry(config.Cvar, "reweighed"),
+    "lff": Entry(config.Lff, "reweighed"),
+    "zs": Entry(config.Zs, "zeroshot"),
+    "ttr": Entry(config.Ttr, "ttr"),
+    "pretrain": Entry(Pretrain, "dino", command="pretrain"),
 }
 
 
+def trainable_methods() -> dict[str, Entry]:
+    """Those of `sightline train`."""
+    return {name: entry for name, entry in METHODS.items() if entry.command == "train"}
+
+
 def maker_of(name: str) -> Callable:
-    return getattr(importlib.import_module(f".{FILES[name]}", __name__), f"make_{name.replace('-', '_')}")
+    return _function("make", name)
 
 
 def builder_of(name: str) -> Callable:
-    return getattr(importlib.import_module(f".{FILES[name]}", __name__), f"build_{name.replace('-', '_')}")
+    return _function("build", name)
+
+
+def _function(verb: str, name: str) -> Callable:
+    module = METHODS[name].module
+    found = importlib.import_module(module) if "." in module else importlib.import_module(f".{module}", __name__)
+    return getattr(found, f"{verb}_{name.replace('-', '_')}")

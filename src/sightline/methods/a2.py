@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from ..config import A2, CentreCrop, RandomCrop
+from ..config import A2, CentreCrop, RandomCrop, Train
 from ..errors import UserError
 from ..sight import Look
 from ..vit.model import Input, ViT, ViTConfig
@@ -21,7 +21,7 @@ from ..what.features import kept_features
 from ..what.probe import BoxProbe
 from ..where.attention import AGGREGATES, Heads
 from ..where.crops import CentreSight, CropSight, RandomSight, in_pixels
-from .erm import note_backbone, note_where, noted_where, open_backbone
+from .base import note_backbone, note_where, noted_where, open_backbone
 from .pair import Pair
 from .probe import Fit, Fitted, fit_probe, keep_fitted, seen_at_once, set_head
 
@@ -52,6 +52,11 @@ class Crops:
 
     def first(self, count: int) -> Crops:
         return replace(self, sides=self.sides[:count])
+
+    @property
+    def export_graph(self) -> str:
+        """Crops at random are drawn from a hash of each image, which no graph computes."""
+        return "crops" if self.layer is not None or self.seed is None else ""
 
     def sight(self, vit: ViT | None) -> nn.Module:
         """What looks there; `vit` is the one that attends."""
@@ -177,7 +182,7 @@ def make(
     crops, fitted = best
     what = BoxProbe(vit, size, len(crops.sides), len(rows.classes))
     set_head(cast(nn.Linear, what.head), fitted.linear)
-    model = Pair(cast(Look, crops.sight(where)), what).to(accelerator.device).eval()
+    model = Pair(cast(Look, crops.sight(where)), what, export_graph=crops.export_graph).to(accelerator.device).eval()
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
         note_where(run, where)
@@ -209,11 +214,11 @@ def fits(
         yield count, fit(config, rows, {split: each[:, : count * width] for split, each in features.items()})
 
 
-def build_a2(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+def build_a2(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
     said = facts["crops"]
     crops = Crops(tuple(said["sides"]), said["layer"], said["heads"], said["seed"])
     what = BoxProbe(ViT(vit_config), tuple(said["size"]), len(crops.sides), len(facts["data"]["classes"]))
-    return Pair(cast(Look, crops.sight(noted_where(facts))), what)
+    return Pair(cast(Look, crops.sight(noted_where(facts))), what, export_graph=crops.export_graph)
 
 
 build_centre_crop = build_random_crop = build_a2

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
-from ..config import A2Adapter
+from ..config import A2Adapter, Train
 from ..errors import UserError
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import load_backbone
@@ -28,7 +28,7 @@ from ..where.attention import Heads
 from ..where.crops import in_pixels
 from ..where.topk import perturbed_top_k, top_k
 from .a2 import heads_of, is_side
-from .erm import note_backbone, note_where, noted_where, open_backbone
+from .base import note_backbone, note_where, noted_where, open_backbone
 from .pair import Pair
 from .probe import fit_probe, keep_fitted, set_head
 
@@ -237,7 +237,7 @@ def make_a2_adapter(config: A2Adapter, rows: Rows, run: Run, accelerator: Accele
     }  # fmt: skip
     fitted = fit_probe(config, rows, features)
     set_head(cast(nn.Linear, what.head), fitted.linear)
-    model = Pair(sight, what).to(accelerator.device).eval()
+    model = Pair(sight, what, export_graph="crops").to(accelerator.device).eval()
     if accelerator.is_main_process:
         parameters = sum(p.numel() for p in sight.adapter.parameters())
         note_backbone(run, vit, expects, config)
@@ -268,11 +268,11 @@ def as_trained(candidates: tuple[str, ...], number: int, size: tuple[int, int]) 
     return tuple(f"{text.partition('x')[0]}x{count}" for text, count in zip(candidates, counts, strict=True))
 
 
-def build_a2_adapter(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+def build_a2_adapter(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
     said, where = facts["adapted"], noted_where(facts)
     assert where is not None, "a run notes which backbone attends"
     names = ("crops", "adapter", "layer", "heads", "patches")
     candidates = as_trained(tuple(said["candidates"]), said["of_candidates"], vit_config.input.size)
     plan = Plan(candidates, **{name: said[name] for name in names})
     what = BoxProbe(ViT(vit_config), tuple(said["size"]), plan.crops, len(facts["data"]["classes"]))
-    return Pair(plan.sight(where), what)
+    return Pair(plan.sight(where), what, export_graph="crops")

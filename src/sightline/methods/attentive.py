@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ..config import Train
 from ..config.attentive import Aim, Ep
 from ..errors import UserError
-from ..sight import Prediction, Sight
+from ..sight import Method, Prediction, Sight
 from ..training.context import Group, Learner, Lesson
 from ..vit.model import Input, ViT, ViTConfig
 from ..what.attentive import AimPool, EpPool
-from .erm import note_backbone, open_backbone
+from .base import note_backbone, open_backbone
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
     from ..training.run_folder import Run
 
 
-class Attentive(Learner):
+class Attentive(Learner, Method):
     """The backbone stays as it is; a pool and the head learn. Sees everything."""
+
+    blind = True
+    sees_everything = True
+    export_graph = "whole"
 
     def __init__(self, vit: ViT, pool: AimPool | EpPool):
         super().__init__()
@@ -81,9 +86,9 @@ def made(
     return Attentive(vit, pool(width, count))
 
 
-def build_aim(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+def build_aim(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
     return Attentive(ViT(vit_config), AimPool(vit_config.width, **facts["pool"]))
 
 
-def build_ep(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+def build_ep(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
     return Attentive(ViT(vit_config), EpPool(vit_config.width, **facts["pool"]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from ..config import EarlyMask, LateMask
 from ..errors import UserError
-from ..fingerprints import weights_sha256
-from ..sight import Look, Prediction, Sight
+from ..sight import Look, Method, Prediction, Sight
 from ..training.context import Group, Learner, Lesson
 from ..vit.model import Input, ViT, ViTConfig
+from ..vit.weights import weights_sha256
 from ..what.masked import MaskedViT
 from ..what.pool import LateMask as LatelyMaskedViT
 from ..what.zoom import Zoom
-from .erm import backbone_groups, note_backbone, open_backbone
-from .pdiscoformer import resembling
+from .base import backbone_groups, note_backbone, open_backbone, resembling
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -44,9 +43,9 @@ class Given:
     pixels: bool
 
     @classmethod
-    def of(cls, settings: dict[str, Any]) -> Given:
-        pixels, said = settings["pixels"], settings["at_least"]
-        return cls(settings["masks"], said if said is not None else 0.1 if pixels else 0.5, pixels)
+    def of(cls, config: EarlyMask) -> Given:
+        pixels, said = config.sight == "pixels", config.at_least
+        return cls(config.masks, said if said is not None else 0.1 if pixels else 0.5, pixels)
 
     def sight(self, masks: Tensor, grid: tuple[int, int]) -> Sight:
         return Sight.of_pixels(masks, grid, at_least=self.at_least, exact=self.pixels)
@@ -70,10 +69,12 @@ class Source:
         return self
 
 
-class GivenMask(Learner):
+class GivenMask(Learner, Method):
     """Told by masks where to look; it can look for itself only where a saliency method makes its masks."""
 
     learns_from_masks = True
+    accepts_masks = True
+    export_graph = "given mask"
 
     def __init__(self, what: MaskedViT | LatelyMaskedViT, how: Given, told: Tell | None, where: Look | None):
         super().__init__()
@@ -81,13 +82,13 @@ class GivenMask(Learner):
 
     @property
     def blind(self) -> bool:
-        return isinstance(self.what, MaskedViT)
+        return self.what.blind
 
     @property
     def needs_masks(self) -> bool:
         return self.source.told is not None
 
-    def given(self, rows: Rows) -> Rows:
+    def with_masks(self, rows: Rows) -> Rows:
         return rows if self.source.told is None else self.source.told(rows)
 
     def look(self, images: Tensor) -> Sight:
@@ -207,28 +208,33 @@ def same_saliency(where: Look, facts: dict[str, Any]) -> str:
 # ---- making ----------------------------------------------------------------------------------------------------------
 
 
-def predictor(vit: ViT, settings: dict[str, Any], classes: int, *, late: bool) -> MaskedViT | LatelyMaskedViT:
-    bare = resembling(vit, replace(vit.config, classes=0 if late else classes), settings["seed"])
-    if settings["frozen"]:
+def predictor(vit: ViT, config: EarlyMask, classes: int, *, late: bool) -> MaskedViT | LatelyMaskedViT:
+    bare = resembling(vit, replace(vit.config, classes=0 if late else classes), config.seed)
+    if config.frozen:
         bare.requires_grad_(False)
         if bare.head is not None:
             bare.head.requires_grad_(True)
     if not late:
-        zoom = Zoom() if settings.get("zoom") else None  # runs from before there was any say nothing of it
-        return MaskedViT(bare, zoom=zoom, fill=settings.get("fill", "mean"))
+        return MaskedViT(bare, zoom=Zoom() if config.zoom else None, fill=config.fill)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings["seed"])
+        torch.manual_seed(config.seed)
         return LatelyMaskedViT(bare, classes)
 
 
 def refuse_hopeless_masking(config: EarlyMask, *, late: bool) -> None:
     if config.at_least is not None and not 0 < config.at_least <= 1:
         raise UserError(f"--at-least {config.at_least}: a share above 0, at most 1")
-    for flag, given in (("--pixels", config.pixels), ("--zoom", config.zoom), ("--fill", config.fill != "mean")):
+    for flag, given in (
+        ("--sight pixels", config.sight == "pixels"),
+        ("--zoom", config.zoom),
+        ("--fill", config.fill != "mean"),
+    ):
         if late and given:
             raise UserError(f"{flag}: late masking sees every pixel; use early-mask")
-    if config.fill != "mean" and not (config.pixels or config.zoom):
-        raise UserError(f"--fill {config.fill}: without --pixels or --zoom no pixel of a kept patch is hidden; add one")
+    if config.fill != "mean" and not (config.sight == "pixels" or config.zoom):
+        raise UserError(
+            f"--fill {config.fill}: without --sight pixels or --zoom no pixel of a kept patch is hidden; add one"
+        )
 
 
 def make_early_mask(
@@ -249,22 +255,24 @@ def make_early_mask(
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
         run.note(masks=from_anywhere(config.masks), **seen_by)
-    what = predictor(vit, asdict(config), len(rows.classes), late=late)
-    return GivenMask(what, Given.of(asdict(config)), told, where), expects
+    what = predictor(vit, config, len(rows.classes), late=late)
+    return GivenMask(what, Given.of(config), told, where), expects
 
 
 def make_late_mask(config: LateMask, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     return make_early_mask(config, rows, run, accelerator, late=True)
 
 
-def build_early_mask(vit_config: ViTConfig, facts: dict[str, Any], *, late: bool = False) -> nn.Module:
-    settings = facts["config"] | {"masks": facts.get("masks", facts["config"]["masks"])}
-    where = saliency(settings["masks"], settings["seed"])
+def build_early_mask(
+    vit_config: ViTConfig, config: EarlyMask, facts: dict[str, Any], *, late: bool = False
+) -> nn.Module:
+    config = replace(config, masks=facts.get("masks", config.masks))
+    where = saliency(config.masks, config.seed)
     if where is not None:
         same_saliency(where, facts)
-    what = predictor(ViT(vit_config), settings, len(facts["data"]["classes"]), late=late)
-    return GivenMask(what, Given.of(settings), None if where is not None else masks_there(settings["masks"]), where)
+    what = predictor(ViT(vit_config), config, len(facts["data"]["classes"]), late=late)
+    return GivenMask(what, Given.of(config), None if where is not None else masks_there(config.masks), where)
 
 
-def build_late_mask(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
-    return build_early_mask(vit_config, facts, late=True)
+def build_late_mask(vit_config: ViTConfig, config: LateMask, facts: dict[str, Any]) -> nn.Module:
+    return build_early_mask(vit_config, config, facts, late=True)

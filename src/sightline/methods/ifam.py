@@ -5,7 +5,7 @@ In training the mask may pass a gradient straight through to the first stage; in
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,14 +31,17 @@ from ..where.parts import (
     soft_keep,
     straight_through,
 )
-from .erm import backbone_groups, note_backbone, note_where, noted_where, open_backbone
-from .pdiscoformer import (
+from .base import (
     Draws,
     Found,
     How,
-    PartLearner,
-    exact,
+    PartMethod,
+    backbone_groups,
     fits,
+    note_backbone,
+    note_where,
+    noted_where,
+    open_backbone,
     refuse_hopeless_parts,
     refuse_odd_look,
     resembling,
@@ -60,22 +63,23 @@ class Pixels:
     look_again: bool
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> Pixels | None:
-        if not exact(config):
+    def of(cls, config: Ifam) -> Pixels | None:
+        if not config.hides_pixels:
             return None
-        again = config["look_again"]
-        return cls(Fine(sure=config["sure"], guide=config["guide"]), True if again is None else again)
+        return cls(Fine(sure=config.sure, guide=config.guide), config.look_again is not False)
 
 
 FINE = 28  # patches a side from which on parts are fine enough
 
 
-class IFam(PartLearner):
+class IFam(PartMethod):
     WINDOW = Zoom(margin=0.25, smallest=0.3)  # where to look again: the first sight may have missed a little
 
     def __init__(self, where: PartDiscovery, what: MaskedViT | SoftlyMaskedViT, how: How, pixels: Pixels | None = None):
         super().__init__(where, how)
         self.what, self.pixels = what, pixels
+
+    export_graph = "parts"
 
     @property
     def blind(self) -> bool:
@@ -90,6 +94,10 @@ class IFam(PartLearner):
 
     def again(self, images: Tensor, found: Found) -> Found:
         return found if found.windows is None else replace(found, views=self.enlarged(images, found.windows))
+
+    @property
+    def accepts_masks(self) -> bool:
+        return not self.how.soft
 
     @property
     def looks_again(self) -> bool:
@@ -208,50 +216,48 @@ def shrinking(start: Tensor, end: Tensor, side: int) -> Tensor:
     return weights.where(((places >= start[:, None]) & (places < end[:, None]))[..., None], 0.0)
 
 
-def predictor(vit: ViT, config: dict[str, Any], classes: int) -> MaskedViT | SoftlyMaskedViT:
+def predictor(vit: ViT, config: Ifam, classes: int) -> MaskedViT | SoftlyMaskedViT:
     """The second stage on this backbone: another LayerNorm and a head without a bias, as published."""
-    registers = vit.config.registers * config["registers"]
+    registers = vit.config.registers * config.registers
     shape = replace(vit.config, classes=classes, head_norm=True, head_bias=False, registers=registers)
-    seeing = resembling(vit, shape, config["seed"] + 1)
-    if config["freeze_predictor"]:
+    seeing = resembling(vit, shape, config.seed + 1)
+    if config.freeze_predictor:
         seeing.requires_grad_(False)
         for new in (seeing.head, seeing.fc_norm):
             assert new is not None
             new.requires_grad_(True)
-    if config["soft"]:
+    if config.soft:
         return SoftlyMaskedViT(seeing)
-    closely = config.get("zoom")
-    return MaskedViT(seeing, zoom=Zoom() if (exact(config) if closely is None else closely) else None)
+    return MaskedViT(seeing, zoom=Zoom() if config.zooms else None)
 
 
 def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    settings, classes = asdict(config), len(rows.classes)
-    how = How.of(settings)
+    how, classes = How.of(config), len(rows.classes)
     refuse_hopeless_parts(config, accelerator, taught_by_answer=how.mask_gradient)
     refuse_hopeless_pixels(config)
     if config.mask_dropout is not None and not 0 <= config.mask_dropout < 1:
         raise UserError(f"--mask-dropout {config.mask_dropout}: must be at least 0 and below 1")
     vit, expects = open_backbone(config, 0)
     where = vit if config.where is None else load_backbone(config.where, classes=0, seed=config.seed)
-    settings["look_size"] = look_size(settings, where, expects)
-    refuse_odd_look(settings["look_size"], where, expects)
+    looked = look_size(config, where, expects)
+    refuse_odd_look(looked, where, expects)
     if accelerator.is_main_process:
         note_backbone(run, vit, expects, config)
         note_where(run, None if where is vit else where)
-        run.note(look_size=settings["look_size"])
-    pixels = Pixels.of(settings)
-    return IFam(selector(where, settings, classes), predictor(vit, settings, classes), how, pixels), expects
+        run.note(look_size=looked)
+    what = predictor(vit, config, classes)
+    return IFam(selector(where, config, classes, looked), what, how, Pixels.of(config)), expects
 
 
-def look_size(config: dict[str, Any], where: ViT, expects: Input) -> int | None:
+def look_size(config: Ifam, where: ViT, expects: Input) -> int | None:
     """The side of the pictures that parts are found in: twice that of coarse ones, if pixels are to be found."""
-    (h, w), patch, said = expects.size, where.config.patch, config["look_size"]
-    coarse = exact(config) and h == w and h < FINE * patch and fits(h, 2 * h, patch)
+    (h, w), patch, said = expects.size, where.config.patch, config.look_size
+    coarse = config.hides_pixels and h == w and h < FINE * patch and fits(h, 2 * h, patch)
     return 2 * h if said is None and coarse else said
 
 
 def refuse_hopeless_pixels(config: Ifam) -> None:
-    pixels = exact(asdict(config))
+    pixels = config.hides_pixels
     for wrong, complaint in (
         (config.soft and (pixels or config.zoom), "--soft: weighs whole patches; leave out --sight pixels and --zoom"),
         (config.look_again and not pixels, "--look-again: finds pixels, so it needs --sight pixels"),
@@ -269,8 +275,7 @@ def refuse_hopeless_pixels(config: Ifam) -> None:
             raise UserError(complaint)
 
 
-def build_ifam(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
-    noted = {"look_size": facts["look_size"]} if "look_size" in facts else {}
-    settings, classes, vit = facts["config"] | noted, len(facts["data"]["classes"]), ViT(vit_config)
-    stages = selector(noted_where(facts) or vit, settings, classes), predictor(vit, settings, classes)
-    return IFam(*stages, How.of(settings), Pixels.of(settings))
+def build_ifam(vit_config: ViTConfig, config: Ifam, facts: dict[str, Any]) -> nn.Module:
+    classes, vit, looked = len(facts["data"]["classes"]), ViT(vit_config), facts.get("look_size", config.look_size)
+    where = selector(noted_where(facts) or vit, config, classes, looked)
+    return IFam(where, predictor(vit, config, classes), How.of(config), Pixels.of(config))

@@ -18,8 +18,9 @@ from ..vit.model import Input, ViTConfig
 from ..vit.weights import Origin, config_for, existing_file, fit, load_backbone, read_tensors, shape_of
 from ..what.masked import MaskedViT
 from ..where.parts import PartDiscovery
+from .base import How
 from .ifam import IFam
-from .pdiscoformer import How, PDiscoFormer
+from .pdiscoformer import PDiscoFormer
 
 PROTOTYPES = "fc_landmarks.weight"  # what every such file has, and no plain backbone
 OFFICIAL = {  # names in the published files of PDiscoFormer and, under `stage_1.`, of iFAM
@@ -45,7 +46,7 @@ def load_published(
     two_stages = any("stage_1." in name for name in names)
     where = load_official(path, prefix="stage_1." if two_stages else "", like=like, config=config)
     settings = Ifam if two_stages else Pdiscoformer
-    how = How.of(asdict(settings(Path(), preset=preset)))  # ty: ignore[invalid-argument-type]
+    how = How.of(settings(Path(), preset=preset))  # ty: ignore[invalid-argument-type]
     if not two_stages:
         return PDiscoFormer(where, how).eval()
     wrapped = next((name.partition("stage_2.")[0] for name in names if "stage_2." in name), "")
@@ -118,3 +119,11 @@ def load_official(
     model = PartDiscovery(vit, len(others["prototypes"]) - 1, len(others["head.weight"]))
     model.load_state_dict(others | {f"vit.{name}": tensor for name, tensor in vit.state_dict().items()})
     return model.eval()
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Import) -> int:
+    print(f"The run is in {import_published(command)}.")
+    return 0

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..sight import Judge, Look, Prediction, Sight
+from ..sight import Judge, Look, Method, Prediction, Sight
 
 
-class Pair(nn.Module):
-    """A method out of its two halves, which share nothing but the `Sight`."""
+class Pair(Method):
+    """A method out of its two halves, which share nothing but the `Sight`; it is as blind as its *what*."""
 
-    def __init__(self, where: Look, what: Judge):
+    export_obstacle = "where it looks is drawn from a hash of each image"
+
+    def __init__(self, where: Look, what: Judge, *, export_graph: str = ""):
         super().__init__()
-        self.where, self.what = where, what
+        self.where, self.what, self.export_graph = where, what, export_graph
+
+    @property
+    def blind(self) -> bool:
+        return self.what.blind
 
     def look(self, images: Tensor) -> Sight:
         return self.where.look(images)

@@ -10,18 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..config import S2, Probe
+from ..config import S2, Probe, Train
 from ..errors import UserError
 from ..metrics.groups import score
 from ..metrics.inference import answers_from
-from ..sight import Sight
+from ..sight import Method, Sight
 from ..training.checkpoint import save_tensors
 from ..vit.model import Input, ViT, ViTConfig
 from ..what.features import cls_features, kept_features
 from ..what.probe import Linear, ScaleProbe, fit_logistic, tune_logistic
 from ..where.attention import cls_attention_map
 from ..where.crops import resized
-from .erm import Classifier, build_erm, note_backbone, open_backbone
+from .base import note_backbone, open_backbone
+from .erm import Classifier, build_erm
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -99,15 +100,17 @@ def keep_fitted(
     save_tensors(run.best, model.state_dict(), chosen)
 
 
-def build_probe(vit_config: ViTConfig, settings: dict[str, Any]) -> nn.Module:
-    return build_erm(vit_config, settings)
+build_probe: Any = build_erm
 
 
 # ---- several scales --------------------------------------------------------------------------------------------------
 
 
-class ScaleClassifier(ScaleProbe):
+class ScaleClassifier(ScaleProbe, Method):
     """Sees everything, at several scales; its map is the attention of the last block at the smallest."""
+
+    sees_everything = True
+    export_graph = "whole"
 
     def look(self, images: Tensor) -> Sight:
         return Sight.everything(images)
@@ -147,6 +150,6 @@ def make_s2(config: S2, rows: Rows, run: Run, accelerator: Accelerator) -> tuple
     return model.to(accelerator.device).eval(), expects
 
 
-def build_s2(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+def build_s2(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
     size, scales = tuple(facts["tiles"]["size"]), facts["tiles"]["scales"]
     return ScaleClassifier(ViT(vit_config), size, scales, len(facts["data"]["classes"]))

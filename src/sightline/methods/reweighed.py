@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..config import Erm, Train
 from ..config.reweighing import Cvar, Groupdro, Jtt, Lff
 from ..errors import UserError
 from ..metrics.inference import answer_batches
@@ -21,7 +24,8 @@ from ..training.context import Desk, Group, Lesson, exam_batches
 from ..training.distributed import processes
 from ..training.run_folder import Run, config_of, read_run
 from ..vit.model import Input, ViT, ViTConfig
-from .erm import Classifier, backbone_groups, build_erm, open_and_note
+from .base import backbone_groups, open_and_note
+from .erm import Classifier, build_erm
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -99,7 +103,7 @@ def make_groupdro(config: Groupdro, rows: Rows, run: Run, accelerator: Accelerat
     return GroupDro(vit, weighed, config.step_size, config.adjust, config.frozen), expects
 
 
-def build_groupdro(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+def build_groupdro(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
     return GroupDro(ViT(vit_config), torch.ones(len(facts["selection"]["pictures"])))
 
 
@@ -182,7 +186,7 @@ def make_lff(config: Lff, rows: Rows, run: Run, accelerator: Accelerator) -> tup
     return FromFailure(vit, len(rows), config.easy, config.memory, config.frozen), expects
 
 
-def build_lff(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+def build_lff(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
     return FromFailure(ViT(vit_config), facts["pictures"])
 
 
@@ -192,38 +196,33 @@ def build_lff(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
 class Twice(Classifier):
     """Sees the pictures that a first classifier failed at more often (JTT; Liu et al. 2021, algorithm 1)."""
 
-    def __init__(self, vit: ViT, failed: np.ndarray, more: int, frozen: bool = False):
-        super().__init__(vit, frozen)
-        self.failed, self.more = failed, more
+    def __init__(self, vit: ViT, config: Jtt):
+        super().__init__(vit, config.frozen)
+        self.config, self.failed = config, np.zeros(0, dtype=np.int64)
+
+    def prepare(self, desk: Desk, train: Callable[[Train], Path]) -> None:
+        """Train the first classifier, inside this run's folder; it goes on where it was stopped."""
+        folder = desk.run.folder / "first"
+        if not (folder / "metrics.json").exists():
+            same: dict[str, Any] = {field.name: getattr(self.config, field.name) for field in fields(Erm)}
+            train(Erm(**same | {"out": folder, "epochs": self.config.first, "resume": True, "patience": None}))
+        first, rows = read_run(folder), desk.rows
+        self.failed = failures(first, self.config, desk)
+        if desk.accelerator.is_main_process:
+            groups = None if rows.groups is None else rows.groups[self.failed]
+            counts = None if groups is None else np.bincount(groups, minlength=len(rows.group_names)).tolist()
+            by_group = None if counts is None else dict(zip(rows.group_names, counts, strict=True))
+            desk.run.note(first={"run": folder.name, "failed": len(self.failed), "failed_by_group": by_group})
 
     def learns_from(self, rows: Rows) -> np.ndarray:
-        return np.concatenate([super().learns_from(rows), np.repeat(self.failed, self.more)])
+        return np.concatenate([super().learns_from(rows), np.repeat(self.failed, self.config.more)])
 
 
 def make_jtt(config: Jtt, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     if config.first < 1 or config.more < 0:
         raise UserError(f"--first {config.first}: at least one epoch; --more {config.more}: must not be negative")
-    first = trained_first(config, run)
     vit, expects = open_and_note(config, rows, run, accelerator)
-    failed = failures(first, config, Desk(rows, run, accelerator, expects))
-    if accelerator.is_main_process:
-        groups = None if rows.groups is None else np.bincount(rows.groups[failed], minlength=len(rows.group_names))
-        by_group = None if groups is None else dict(zip(rows.group_names, groups.tolist(), strict=True))
-        run.note(first={"run": first.folder.name, "failed": len(failed), "failed_by_group": by_group})
-    return Twice(vit, failed, config.more, config.frozen), expects
-
-
-def trained_first(config: Jtt, run: Run) -> Run:
-    """The run of the first classifier, inside the other's folder; it goes on where it was stopped."""
-    from ..config import Erm
-    from ..train import train
-
-    folder = run.folder / "first"
-    if not (folder / "metrics.json").exists():
-        told: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(Erm)}
-        told |= {"out": folder, "epochs": config.first, "resume": True, "patience": None}
-        train(Erm(**told))
-    return read_run(folder)
+    return Twice(vit, config), expects
 
 
 def failures(first: Run, config: Jtt, desk: Desk) -> np.ndarray:

@@ -21,13 +21,15 @@ from ..config.relevance import Pointed, Robustvit, Tuned
 from ..data.batches import OnTheWay
 from ..data.images import read_picture_mask
 from ..errors import UserError
-from ..fingerprints import weights_sha256
 from ..sight import Look, Sight
 from ..training.context import Desk, Lesson, When
 from ..vit.model import Input, ViT
+from ..vit.weights import weights_sha256
 from ..where.relevance import KINDS, Relevance, fit_at_once
-from .erm import Classifier, build_erm, note_backbone
+from .base import note_backbone
+from .erm import Classifier, build_erm
 from .given_mask import Source, Tell, from_anywhere, masks_in, saliency, same_saliency
+from .restore import restore
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -45,13 +47,14 @@ class Shown(Classifier):
 
     learns_from_masks = True
     needs_masks = True
-    heeds_sight = False
+    accepts_masks = True
+    uses_sight = False
 
     def __init__(self, vit: ViT, told: Tell, *, bright_background: bool = False):
         super().__init__(vit)
         self.source, self.bright_background = Source(told, None), bright_background
 
-    def given(self, rows: Rows) -> Rows:
+    def with_masks(self, rows: Rows) -> Rows:
         assert self.source.told is not None
         return self.source.told(rows)
 
@@ -188,10 +191,9 @@ def begun(config: Tuned, rows: Rows, run: Run, accelerator: Accelerator) -> tupl
 
 
 def of_run(config: Tuned, rows: Rows) -> tuple[ViT, Input]:
-    from ..load import load
     from ..vit.weights import Origin
 
-    model = load(config.started_from)
+    model = restore(config.started_from)
     if not isinstance(model.method, Classifier):
         raise UserError(
             f"--from {config.started_from}: a {model.run.facts['method']} run; {config.method} goes on with one that "

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..config import Ttr
+from ..config import Train, Ttr
 from ..errors import UserError
 from ..metrics.inference import answering_batches, over_batches
-from ..sight import Prediction, Sight
+from ..sight import Method, Prediction, Sight
 from ..vit.model import Input, ViT, ViTConfig
 from ..what.zeroshot import ZeroShot, projected
 from ..where.clusters import Clustering, cluster, subject
@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from ..training.run_folder import Run
 
 
-class Recaller(nn.Module):
+class Recaller(Method):
     """Its sight depends on the pictures it was shown before: the last `len(start)`, this one included."""
+
+    blind = True
+    export_obstacle = "its predictions depend on the images it has seen before"
 
     general: Tensor
     start: Tensor
@@ -131,7 +134,7 @@ def make_ttr(config: Ttr, rows: Rows, run: Run, accelerator: Accelerator) -> tup
     return model, expects
 
 
-def build_ttr(vit_config: ViTConfig, facts: Mapping[str, Any]) -> nn.Module:
+def build_ttr(vit_config: ViTConfig, _: Train, facts: Mapping[str, Any]) -> nn.Module:
     what = ZeroShot(ViT(vit_config), vit_config.input.size, unsaid(vit_config, dict(facts)))
     start = torch.zeros(*facts["queue"], vit_config.classes)
     return Recaller(what, torch.zeros(vit_config.classes), start, Clustering(**facts["clustering"]))

@@ -13,7 +13,7 @@ from ..config import A2Zs, Train, Ttr, Zs
 from ..errors import UserError
 from ..metrics.groups import score
 from ..metrics.inference import answers_from
-from ..sight import Look, Sight
+from ..sight import Look, Method, Sight
 from ..training.checkpoint import save_tensors
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import load_backbone
@@ -21,7 +21,7 @@ from ..what.features import kept_features
 from ..what.zeroshot import Clip, ZeroShot, open_clip, spoken
 from ..where.attention import cls_attention_map
 from .a2 import Crops, heads_of, plans, refuse_crowds
-from .erm import note_backbone, note_where, noted_where
+from .base import note_backbone, note_where, noted_where
 from .pair import Pair
 from .probe import seen_at_once
 
@@ -65,8 +65,11 @@ def unsaid(vit_config: ViTConfig, facts: dict[str, Any]) -> Tensor:
 # ---- whole pictures --------------------------------------------------------------------------------------------------
 
 
-class WholeZeroShot(ZeroShot):
+class WholeZeroShot(ZeroShot, Method):
     """Sees everything; its map is the attention of the last block."""
+
+    sees_everything = True
+    export_graph = "whole"
 
     def look(self, images: Tensor) -> Sight:
         return Sight.everything(images)
@@ -83,7 +86,7 @@ def make_zs(config: Zs, rows: Rows, run: Run, accelerator: Accelerator) -> tuple
     return model.to(accelerator.device).eval(), expects
 
 
-def build_zs(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+def build_zs(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
     return WholeZeroShot(ViT(vit_config), vit_config.input.size, unsaid(vit_config, facts))
 
 
@@ -100,7 +103,7 @@ def make_a2_zs(config: A2Zs, rows: Rows, run: Run, accelerator: Accelerator) -> 
         for crops in ways:
             tried[crops] = on_validation(config, crops.sight(where), what, expects, rows, run, accelerator)
     crops = max(ways, key=lambda each: tried.get(each, 0.0))  # the first where they tie
-    model = Pair(cast(Look, crops.sight(where)), what).to(accelerator.device).eval()
+    model = Pair(cast(Look, crops.sight(where)), what, export_graph=crops.export_graph).to(accelerator.device).eval()
     if accelerator.is_main_process:
         note_where(run, where)
         rule = f"highest {config.select} on val, the first where they tie" if tried else "the only one given"
@@ -144,8 +147,8 @@ def on_validation(
     return score(answers_from(rows, val, logits), config.select)
 
 
-def build_a2_zs(vit_config: ViTConfig, facts: dict[str, Any]) -> nn.Module:
+def build_a2_zs(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
     said = facts["crops"]
     crops = Crops(tuple(said["sides"]), said["layer"], said["heads"], said["seed"])
     what = ZeroShot(ViT(vit_config), tuple(said["size"]), unsaid(vit_config, facts))
-    return Pair(cast(Look, crops.sight(noted_where(facts))), what)
+    return Pair(cast(Look, crops.sight(noted_where(facts))), what, export_graph=crops.export_graph)

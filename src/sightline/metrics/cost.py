@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..data.images import Canvas, decode
 from ..sight import Method
-from .inference import needs_masks, shown, sight_to_answer
+from .inference import sight_to_answer
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
@@ -49,7 +49,7 @@ def cost(method: Method, images: Tensor, masks: Tensor | None = None) -> Cost:
             method.judge(image, sight)
         operations += counter.get_total_flops()
         # Late and soft masks choose what counts, not what is seen.
-        seen += float(sight.coverage(tuple(image.shape[2:]))) if getattr(method, "blind", True) else 1.0
+        seen += float(sight.coverage(tuple(image.shape[2:]))) if method.blind else 1.0
     return Cost(operations / len(images) / 1e9, seen / len(images), len(images))
 
 
@@ -57,7 +57,7 @@ def cost_on(
     method: Method, rows: Rows, indices: np.ndarray, expects: Input, device: torch.device, most: int = PICTURES
 ) -> Cost:
     """Of at most so many of these rows, evenly spread over them."""
-    rows, told = shown(method, rows), needs_masks(method)
+    rows, told = method.with_masks(rows), method.needs_masks
     few = indices[np.linspace(0, len(indices) - 1, min(most, len(indices))).round().astype(int)]
     samples = [decode(rows, int(i), Canvas.of(expects), mask=told) for i in few]
     images = torch.stack([sample.image for sample in samples]).to(device).float() / 255

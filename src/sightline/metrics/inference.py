@@ -2,60 +2,33 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from ..console import watched
+from ..console.terminal import watched
 from ..data.batches import Batches
 from ..data.cache import Cache
 from ..data.images import Canvas
 from ..data.rows import SPLITS, Rows
-from ..errors import UserError
-from ..sight import Look, Method, Sight, Told
+from ..sight import Method, Sight
 from ..vit.model import Input
 from .predictions import Answers
 
 
-def make_accelerator(device: str = "auto", precision: str = "fp32") -> Accelerator:
-    """Where to compute: `auto`, `cpu` or `cuda`; and how exactly: `fp32` or `bf16`. Ends the one made before."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine has no GPU that torch can use")
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        # Accelerate keeps the first settings of a Python process for all later ones.
-        AcceleratorState._reset_state(reset_partial_state=True)
-    elif torch.distributed.is_available():
-        # Imported later, by the first model that is wrapped, its functions' defaults would hold the group of processes
-        # for good; then the group's threads outlive Python, and now and then abort.
-        import_module("torch.distributed.nn.functional")
-    return Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bf16" else "no")
-
-
-def needs_masks(method: object) -> bool:
-    return isinstance(method, Told) and method.needs_masks
-
-
-def shown(method: object, rows: Rows) -> Rows:
-    """The rows with the masks that this method is to be shown, if it is one that is told where to look."""
-    return method.given(rows) if isinstance(method, Told) else rows
-
-
-def sight_for(method: Look, images: Tensor, masks: Tensor | None) -> Sight:
-    """Where it looks, or is told to."""
-    return method.look_at(images, masks) if masks is not None and isinstance(method, Told) else method.look(images)
+def sight_for(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
+    """Where the method looks, or the sight that given masks allow."""
+    return method.look_at(images, masks) if masks is not None and method.accepts_masks else method.look(images)
 
 
 def sight_to_answer(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
-    """The same, but nothing is looked for where the answer is the same whatever the sight."""
-    return sight_for(method, images, masks) if getattr(method, "heeds_sight", True) else Sight.everything(images)
+    """The same, but `look` is not called where the prediction does not depend on it."""
+    return sight_for(method, images, masks) if method.uses_sight else Sight.everything(images)
 
 
 def answer(
@@ -70,9 +43,9 @@ def answer(
     cache: Cache | Path | None = None,
 ) -> Answers:
     """Every process answers its share; all of them get all answers, in the order of `indices`."""
-    rows = shown(method, rows)
+    rows = method.with_masks(rows)
     batches = answering_batches(
-        rows, indices, expects, accelerator, batch=batch, workers=workers, cache=cache, masks=needs_masks(method)
+        rows, indices, expects, accelerator, batch=batch, workers=workers, cache=cache, masks=method.needs_masks
     )
     try:
         return answer_batches(method, rows, batches, accelerator)

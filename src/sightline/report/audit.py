@@ -16,22 +16,24 @@ import numpy as np
 from torch import nn
 
 from ..config import Audit
-from ..console import bar, make_way, write
+from ..console.files import make_folder, make_way, write
+from ..console.terminal import bar
 from ..errors import UserError
-from ..evaluate import make_folder, measure
 from ..explain.background_swaps import MOST, THOUSAND, Swaps, swaps
-from ..explain.localize import FIGURES, MAP_FIGURES, Localization, figures_before, localize
+from ..explain.localize import figures_before, localize
 from ..explain.segmentation import FIGURES as OUTLINES
 from ..explain.shape import FromShape, label_from_shape
 from ..explain.stress_results import Stressed
-from ..fingerprints import weights_sha256
 from ..interventions.apply import SEARCH_FILE
 from ..interventions.search import WORDS, objective_of
+from ..load import measure
 from ..metrics.estimates import FIGURES as NAMES
 from ..metrics.estimates import Estimate, Metrics
 from ..metrics.groups import evaluate, score
 from ..metrics.inference import over_batches, sight_for
+from ..metrics.localization import FIGURES, MAP_FIGURES, Localization
 from ..sight import cell_share
+from ..vit.weights import weights_sha256
 from . import text as wording
 from .case import Case, counting, open_case
 from .gallery import Shown, css_colour, examples_of_swaps, galleries, jpeg_uri
@@ -336,3 +338,13 @@ def render(context: dict[str, Any]) -> str:
     )  # fmt: skip
     environment.filters |= {"percent": wording.percent, "points": wording.points, "minus": wording.minus}
     return environment.get_template("report.html.j2").render(context | {"most_rows": MOST_ROWS, "outlines": OUTLINES})
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Audit) -> int:
+    path, headline = audit(command)
+    print(headline)
+    print(f"The report is {path}: open it in a browser.")
+    return 0

@@ -5,20 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import UserError
-from ..explain.localize import FIGURES, Localization
 from ..interventions.file import Intervention
-from ..methods.pdiscoformer import PartLearner
+from ..methods.base import PartMethod
 from ..metrics.estimates import Metrics, read_metrics
-from ..metrics.inference import needs_masks
+from ..metrics.localization import FIGURES, Localization
+from ..vit.model import Input
 
 if TYPE_CHECKING:
     from ..export.check import Agreement
     from ..load import Model
     from ..verify.verify import Certificate
 
+EXAMPLE = """\
+import json, numpy, onnxruntime
+from PIL import Image, ImageOps
+facts = json.load(open("model.json"))
+session = onnxruntime.InferenceSession("model.onnx")
+(height, width), crop = facts["picture"]["size"], facts["picture"]["crop"]
+picture = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("RGB")
+scale = max(int(height / crop) / picture.height, int(width / crop) / picture.width)
+resized = max(width, round(picture.width * scale)), max(height, round(picture.height * scale))
+left, top = round((resized[0] - width) / 2), round((resized[1] - height) / 2)
+picture = picture.resize(resized, {resample}).crop((left, top, left + width, top + height))
+inputs = {{"images": numpy.asarray(picture, numpy.float32).transpose(2, 0, 1)[None] / 255{more}}}
+found = dict(zip(facts["outputs"], session.run(list(facts["outputs"]), inputs)))
+print(facts["classes"][found["probabilities"][0].argmax()], found["probabilities"][0].max())
+"""
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 MOST = 40  # rows of a table
 LIMITS = (
@@ -47,7 +62,7 @@ def card(
     tables, corrected = measured(model, kept), kept is not None and kept.changes
     as_it_is = next((one for one in tables if one["corrected"] == corrected), None)
     blind = certificate is not None and certificate.verdict == "blind"
-    learner = model.method if isinstance(model.method, PartLearner) else None
+    learner = cast(PartMethod, model.method) if model.method.part_count else None
     return template().render(
         name=model.run.folder.resolve().name,
         tags=["sightline", facts["method"], *(["blind-outside-its-sight"] if blind else [])],
@@ -68,7 +83,7 @@ def card(
         correction=correction_of(kept),
         limits=[*LIMITS, BLIND_LIMIT if blind else NOT_BLIND_LIMIT],
         where=where or str(model.run.folder),
-        told=needs_masks(model.method),
+        told=model.method.needs_masks,
         example=None if agreement is None else example_of(model),
         facts=made_of(facts),
     )
@@ -197,9 +212,7 @@ def correction_of(kept: Intervention | None) -> str:
 
 
 def example_of(model: Model) -> str:
-    from ..export.export import example
-
-    return example(model.expects, needs_masks(model.method))
+    return example(model.expects, model.method.needs_masks)
 
 
 def made_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -212,3 +225,8 @@ def made_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     said = [("method", facts["method"]), ("backbone", f"{backbone}{from_hub}"), ("pictures", f"{size} pixels")]
     said += [(words, str(config[name])) for name, words in names.items() if config.get(name) is not None]
     return [*said, ("versions", ", ".join(f"{name} {version}" for name, version in facts["versions"].items()))]
+
+
+def example(expects: Input, told: bool) -> str:
+    mask = ', "mask": numpy.ones((1, height, width), bool)' if told else ""
+    return EXAMPLE.format(resample=f"Image.{expects.resample.upper()}", more=mask)

@@ -14,18 +14,17 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..config import Audit
-from ..console import bar
+from ..console.terminal import bar
 from ..data.batches import Batch, Batches, OnTheWay
 from ..data.images import Canvas, decode
 from ..data.rows import Rows
 from ..errors import UserError
-from ..evaluate import Asked, data_asked_for, opened, with_classes_of
 from ..explain.replacement_masks import with_other_masks
-from ..interventions.apply import announce, kept, only_names, with_kept
+from ..interventions.apply import kept, only_names
 from ..interventions.file import Intervention
-from ..load import Model
-from ..methods.pdiscoformer import PartLearner
-from ..metrics.inference import answering_batches, needs_masks, shown, sight_for
+from ..load import Asked, Model, announce, data_asked_for, opened, with_classes_of, with_kept
+from ..methods.base import PartMethod
+from ..metrics.inference import answering_batches, sight_for
 from ..sight import Method, Sight
 
 LOOKED_AT = 32  # pictures at once, to be drawn
@@ -36,7 +35,7 @@ class Case:
     command: Audit
     accelerator: Accelerator
     model: Model  # with what is kept to correct it
-    parts: PartLearner | None  # the same as it was trained, if it discovers parts
+    parts: PartMethod | None  # the same as it was trained, if it discovers parts
     intervention: Intervention
     asked: Asked
     rows: Rows  # those of `asked`, with the model's classes
@@ -52,22 +51,22 @@ class Case:
 
     @property
     def blind(self) -> bool:
-        return getattr(self.method, "blind", True)
+        return self.method.blind
 
     @contextmanager
     def batches(self, what: str, indices: np.ndarray) -> Generator[Batches]:
         """As the method is to see them, while a bar says how far it is."""
         said = self.command
         batches = answering_batches(
-            shown(self.method, self.rows), indices, self.model.expects, self.accelerator, batch=said.batch,
-            workers=said.workers, cache=said.cache, masks=needs_masks(self.method),
+            self.method.with_masks(self.rows), indices, self.model.expects, self.accelerator, batch=said.batch,
+            workers=said.workers, cache=said.cache, masks=self.method.needs_masks,
         )  # fmt: skip
         with closing(batches), bar(what, len(indices)) as tick:
             yield cast(Batches, Counted(batches, tick))
 
     def pictures(self, indices: np.ndarray) -> tuple[Tensor, Tensor | None]:
         """Floats [n, 3, h, w] in [0, 1], and the masks that the method is told by, if it is."""
-        rows, told = shown(self.method, self.rows), needs_masks(self.method)
+        rows, told = self.method.with_masks(self.rows), self.method.needs_masks
         samples = [decode(rows, int(i), Canvas.of(self.model.expects), mask=told) for i in indices]
         images = torch.stack([sample.image for sample in samples]).float() / 255
         masks = torch.stack([sample.mask for sample in samples if sample.mask is not None]) if told else None
@@ -92,7 +91,7 @@ def open_case(command: Audit) -> Case:
         raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
     if command.pictures < 0:
         raise UserError(f"--pictures {command.pictures}: must not be negative")
-    parts = model.method if isinstance(model.method, PartLearner) else None
+    parts = cast(PartMethod, model.method) if model.method.part_count else None
     found = (kept(model) if command.intervention else only_names(model)) or Intervention()
     model = with_kept(model) if command.intervention else model
     if found.changes:

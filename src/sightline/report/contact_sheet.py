@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from ..data.drawing import to_pictures
 from ..metrics.estimates import Estimate
-from .drawing import to_pictures
 
 GAP = 8
 RIGHT, WRONG, PLAIN = (20, 120, 50), (190, 30, 30), (60, 60, 60)

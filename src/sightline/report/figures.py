@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import Evaluate, Intervene, Strips
+from ..config import Evaluate, Strips
 from ..data.images import Canvas, decode
 from ..data.rows import Rows
 from ..errors import UserError
 from ..explain.background_swaps import Held, kinds_of_background, partner
+from ..interventions.apply import measured_search
 from ..interventions.file import Intervention, Sketch
-from ..methods.pdiscoformer import PartLearner
+from ..methods.base import PartMethod
 from ..metrics.inference import answering_batches
 from ..sight import Prediction, Sight, cell_share
 from .contact_sheet import RIGHT, WRONG, Colour, Line, Note, centre_of, crossed, heat
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.batches import Batches
-    from ..evaluate import Asked
-    from ..load import Model
+    from ..load import Asked, Model
 
 TILE, TILES = 132, 9  # of heat maps: their side, and how many stand beside each other
 POOL = 64  # pictures that lend their backgrounds
@@ -47,18 +47,19 @@ class Easel:
     command: Strips
     model: Model
     accelerator: Accelerator
-    method: PartLearner
+    method: PartMethod
     intervention: Intervention
     asked: Asked
     called: str
 
     @classmethod
     def open(cls, command: Strips, folder: Path, data: Path | None, first: Easel | None, called: str = "") -> Easel:
-        from ..evaluate import data_asked_for, opened
-        from ..interventions.apply import kept, with_parts
+        from ..interventions.apply import kept
+        from ..load import data_asked_for, opened
+        from ..methods.base import part_method
 
         accelerator, model = opened(folder, command.device)
-        method = with_parts(model.method, str(folder))
+        method = part_method(model.method, str(folder))
         intervention = (kept(model) if command.intervention else None) or Intervention()
         if first is None:
             asked = data_asked_for(Evaluate(folder, data, command.layout), model.run)
@@ -92,9 +93,7 @@ class Easel:
 
     @cached_property
     def measured(self) -> dict[str, Any] | None:
-        from ..interventions.intervene import Bench
-
-        return Bench(Intervene(self.model.run.folder), self.accelerator, self.model, self.method).measured()
+        return measured_search(self.model)
 
     # ---- looking -----------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data.drawing import to_pictures
 from ..explain.background_swaps import EXAMPLES, KINDS
 from ..interventions.file import Intervention
 from ..metrics.predictions import NO_CLASS
 from .case import Case, hides
-from .drawing import to_pictures
 from .survey import Survey, part_of_pixels
 
 SIDE = 160  # of a thumbnail in pixels

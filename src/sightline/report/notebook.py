@@ -9,19 +9,17 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, cast
 
-import torch
 from PIL import Image
 from torch import Tensor
 
+from ..data.drawing import as_seen, draw_sight, to_pictures
 from ..sight import Prediction, Sight
-from .drawing import as_seen, sheet, to_pictures, with_parts
 
 if TYPE_CHECKING:
     from ..load import Model
 
 MOST = 16  # pictures in one display
 CLASSES = 5
-CELL = 16  # pixels of a patch where there is no picture
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class ShownSight(Sight):
     pictures: Tensor | None = None  # [B, 3, h, w]
 
     def show(self, images: Tensor | None = None) -> Image.Image:
-        return drawn(self, self.pictures if images is None else images)
+        return draw_sight(self, self.pictures if images is None else images)
 
     def _repr_png_(self) -> bytes:
         return png(self.show())
@@ -78,25 +76,6 @@ class Answer(Prediction):
 def answer_of(prediction: Prediction, images: Tensor, classes: tuple[str, ...]) -> Answer:
     sight = ShownSight(**vars(prediction.sight), pictures=images)
     return Answer(prediction.logits, sight, prediction.tokens, classes)
-
-
-def drawn(sight: Sight, images: Tensor | None) -> Image.Image:
-    """The pictures, what may be seen of them, and the parts in it, where there are any."""
-    if images is None:
-        grey = torch.full((len(sight), 3, *size_of(sight)), 0.4)
-        return sheet({"what may be seen": as_seen(grey, sight.to("cpu"))})
-    rows = {"the picture": images, "what it sees": as_seen(images, sight)}
-    return sheet(rows if sight.parts is None else rows | {"its parts": with_parts(images, sight)})
-
-
-def size_of(sight: Sight) -> tuple[int, int]:
-    """Of pictures that it could be a sight of."""
-    if sight.keep_pixels is not None:
-        return sight.keep_pixels.shape[1], sight.keep_pixels.shape[2]
-    if sight.keep is not None:
-        return CELL * sight.keep.shape[1], CELL * sight.keep.shape[2]
-    assert sight.boxes is not None, "an empty Sight says nothing about what may be seen"
-    return int(sight.boxes[..., 3].max()), int(sight.boxes[..., 2].max())
 
 
 # ---- HTML ------------------------------------------------------------------------------------------------------------

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 from torch import nn
 
 from .. import __version__
-from ..config import Train
+from ..config.flags import flag_name
 from ..data.rows import SPLITS
-from ..fingerprints import weights_sha256
+from ..methods import METHODS
 from ..training.run_folder import NEUTRAL, Run
+from ..vit.weights import weights_sha256
 from .case import Case
 
 NO_FLAGS = NEUTRAL | {"data", "layout"}
@@ -64,13 +65,13 @@ def counts(case: Case) -> tuple[list[str], list[tuple[str, list[int]]]]:
 
 def training_command(run: Run) -> str:
     """With every setting that is not the default; nothing where the run was not trained here."""
-    config, kind = run.facts.get("config", {}), kind_of(run.facts.get("method", ""))
-    if kind is None or "data" not in config:
+    config, entry = run.facts.get("config", {}), METHODS.get(run.facts.get("method", ""))
+    if entry is None or "data" not in config:
         return ""
     data = run.facts["data"]
     layout = ["--layout", data["layout"]] if data.get("layout") else []
     said = ["sightline", "train", run.facts["method"], str(data.get("path", config["data"])), *layout]
-    return shlex.join([*said, *flags(config, kind)])
+    return shlex.join([*said, *flags(config, entry.config)])
 
 
 def command_for(case: Case, name: str, *more: str) -> str:
@@ -85,15 +86,6 @@ def command_for(case: Case, name: str, *more: str) -> str:
     return shlex.join(["sightline", name, str(said.run), *data, *layout, *changed])
 
 
-def kind_of(method: str, among: type[Train] = Train) -> type[Train] | None:
-    """The configuration of a method."""
-    for kind in among.__subclasses__():
-        found = kind if kind.__dict__.get("method") == method else kind_of(method, kind)
-        if found is not None:
-            return found
-    return None
-
-
 def flags(config: dict[str, Any], kind: Any, prefix: str = "") -> list[str]:
     """As they are typed."""
     said = []
@@ -102,7 +94,7 @@ def flags(config: dict[str, Any], kind: Any, prefix: str = "") -> list[str]:
             continue
         value = config[field.name]
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        name = f"--{prefix}{typed_as(kind, field.name)}"
+        name = f"--{prefix}{flag_name(kind, field.name)}"
         if is_dataclass(default) and isinstance(value, dict):
             usual = {one.name: getattr(default, one.name) for one in fields(default)}
             changed = {k: v for k, v in value.items() if v != usual.get(k)}
@@ -110,12 +102,6 @@ def flags(config: dict[str, Any], kind: Any, prefix: str = "") -> list[str]:
         elif plain(value) != plain(default):
             said += flag(name, value, default)
     return said
-
-
-def typed_as(kind: Any, name: str) -> str:
-    """Some fields are called otherwise on the command line, such as `start`, which is `--from`."""
-    named = getattr(get_type_hints(kind, include_extras=True).get(name), "__metadata__", ())
-    return next((one.name for one in named if getattr(one, "name", None)), name.replace("_", "-"))
 
 
 def flag(name: str, value: Any, default: Any) -> list[str]:

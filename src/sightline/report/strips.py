@@ -19,11 +19,11 @@ from PIL import Image
 from torch import Tensor
 
 from ..config import Strips
+from ..data.drawing import as_seen, sheet, with_parts
 from ..interventions.file import Intervention
 from ..interventions.search import MOST_COLUMNS, WORDS, Search, Trial
-from ..methods.pdiscoformer import PartLearner
+from ..methods.base import PartMethod
 from .contact_sheet import Line, Section, page, sheet_of, table_of_trials
-from .drawing import as_seen, sheet, with_parts
 from .figures import Easel
 
 STRIP = (0.99, 0.97)
@@ -34,7 +34,7 @@ MOST_PIXELS = 224  # of a picture's side on a sheet of interventions
 
 
 @torch.no_grad()
-def strips(method: PartLearner, images: Tensor, found: Search) -> dict[str, Image.Image]:
+def strips(method: PartMethod, images: Tensor, found: Search) -> dict[str, Image.Image]:
     """`parts`: every part left out, and what that does on validation data; `quantiles`: more and more removed."""
     looked = method.find(images)
     plain = method.decide(images, looked)
@@ -69,11 +69,11 @@ def shrunk(images: Tensor, most: int = MOST_PIXELS) -> Tensor:
 
 def write_left_out(run: Path, measured: dict[str, Any]) -> Path:
     """What `intervene --find` measured and drew, in one file to be opened: the table, and its pictures."""
-    from ..evaluate import save_plainly
+    from ..console.files import write
     from ..interventions.apply import SEARCH_FILE
 
     path = run / SEARCH_FILE.parent / "index.html"
-    save_plainly(path, page(f"What each part of {run.name} is good for", [left_out_section(run, measured)]))
+    write(path, page(f"What each part of {run.name} is good for", [left_out_section(run, measured)]))
     return path
 
 
@@ -110,7 +110,7 @@ class Drawn:
 
 def draw(command: Strips) -> Drawn:
     """The pictures asked for, of every run, as PNG files and on one page."""
-    from ..evaluate import make_folder, save_plainly
+    from ..console.files import make_folder, write
 
     runs, data = command.runs_and_data
     sections: dict[str, Section] = {}
@@ -151,7 +151,7 @@ def draw(command: Strips) -> Drawn:
     for name, picture in sheets.items():
         picture.save(command.folder / f"{name}.png")
     path = command.folder / "index.html"
-    save_plainly(path, page(f"Parts of {', '.join(told_apart(runs))}", ordered.values()))
+    write(path, page(f"Parts of {', '.join(told_apart(runs))}", ordered.values()))
     return Drawn(path, sheets, tuple(notes))
 
 
@@ -163,3 +163,12 @@ def told_apart(runs: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [f"{run.name}-{number}" for number, run in enumerate(runs)]  # the same one twice
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Strips) -> int:
+    drawn = draw(command)
+    print("\n".join([*drawn.notes, f"The pictures are in {drawn.page}: open it in a browser."]))
+    return 0

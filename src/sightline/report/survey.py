@@ -12,7 +12,7 @@ from torch import Tensor
 from ..interventions.apply import Looked, calibrate
 from ..interventions.file import Intervention
 from ..interventions.search import differences, gained, next_steps, objective_of
-from ..methods.pdiscoformer import Found
+from ..methods.base import Found
 from ..metrics.estimates import Estimate
 from ..metrics.inference import answers_from, over_batches, sight_for
 from ..metrics.intervals import wilson

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
+from ..console.files import replace_durably
 from ..errors import UserError
 
 SOON = 20.0  # seconds of work that are not worth a save
@@ -27,42 +26,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
 
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     replace_durably(path, lambda partial: save_file(whole, str(partial), metadata={"facts": json.dumps(facts)}))
-
-
-def save_text(path: Path, text: str) -> None:
-    replace_durably(path, lambda partial: partial.write_text(text, encoding="utf-8"))
-
-
-def replace_durably(path: Path, write: Callable[[Path], object]) -> None:
-    """Under a name of this process's own, then in one step under the right one."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        write(partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except Exception as error:  # safetensors has errors of its own for a full disk
-        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
-            raise
-        raise cannot_write(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Half-written files of processes that were killed. Only where no other process writes."""
-    for left_behind in folder.glob("*.partial"):
-        with contextlib.suppress(OSError):
-            left_behind.unlink()
-
-
-def cannot_write(path: Path, error: Exception) -> UserError:
-    reason = getattr(error, "strerror", None) or str(error)
-    return UserError(
-        f"{path}: cannot be written ({reason}). What was saved before is intact: free space or choose another "
-        "folder, then go on with --resume"
-    )
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,6 +103,7 @@ class Learner(nn.Module):
     """What learns step by step, in the loop. Everything that has to survive an interruption is in its state_dict."""
 
     learns_from_masks = False
+    needs_masks = False
     log_prior: Tensor | None = None  # [C]: how common the classes are in training, if the loss is to allow for it
 
     def answer_loss(self, logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
@@ -110,6 +111,9 @@ class Learner(nn.Module):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         logits = logits if self.log_prior is None else logits + self.log_prior
         return F.cross_entropy(logits, labels, reduction=reduction)
+
+    def prepare(self, desk: Desk, train: Callable[[Train], Path]) -> None:
+        """Before the loop: what needs a training of its own first, by `train`."""
 
     def learns_from(self, rows: Rows) -> np.ndarray:
         """The rows of an epoch; what is in it twice is seen twice."""

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import os
+from importlib import import_module
+
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor
+
+from ..errors import UserError
+
+
+def make_accelerator(device: str = "auto", precision: str = "fp32") -> Accelerator:
+    """Where to compute: `auto`, `cpu` or `cuda`; and how exactly: `fp32` or `bf16`. Ends the one made before."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: this machine has no GPU that torch can use")
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        # Accelerate keeps the first settings of a Python process for all later ones.
+        AcceleratorState._reset_state(reset_partial_state=True)
+    elif torch.distributed.is_available():
+        # Imported later, by the first model that is wrapped, its functions' defaults would hold the group of processes
+        # for good; then the group's threads outlive Python, and now and then abort.
+        import_module("torch.distributed.nn.functional")
+    return Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bf16" else "no")
 
 
 def processes() -> int:

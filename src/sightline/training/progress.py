@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from accelerate import Accelerator
 
-from ..console import THE_TERMINAL
+from ..console.terminal import THE_TERMINAL
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,11 @@ import torch
 
 from .. import __version__
 from ..config import Train
+from ..config.stored import FORMAT, renamed_keys, stored_config
+from ..console.files import cannot_write, remove_leftovers, save_text
 from ..data.rows import SPLITS, Rows, fingerprint, group_table
 from ..errors import UserError
 from ..vit.model import ViTConfig
-from .checkpoint import cannot_write, remove_leftovers, save_text
 
 PACKAGES = ("torch", "accelerate", "safetensors", "numpy", "scikit-learn", "pillow")
 
@@ -89,6 +90,7 @@ def begin(config: Train, rows: Rows) -> Run:
     remove_leftovers(folder)
     run = Run(folder, {})
     run.note(
+        format=FORMAT,
         method=config.method,
         config=asdict(config),
         data=about(rows)
@@ -123,8 +125,10 @@ def refuse_other(run: Run, config: Train, print_of_data: str) -> None:
             f"{run.folder}: the data have changed since this run began (fingerprint {print_of_data[:12]} instead of "
             f"{run.facts['data']['fingerprint'][:12]}); restore them, or begin a new run with another --out"
         )
-    before = {k: v for k, v in run.facts["config"].items() if k not in NEUTRAL}
-    now = {k: v for k, v in json.loads(json.dumps(asdict(config), default=str)).items() if k not in NEUTRAL}
+    before, now = (
+        {name: value for name, value in json.loads(json.dumps(asdict(one), default=str)).items() if name not in NEUTRAL}
+        for one in (stored_config(type(config), run.facts["config"]), config)
+    )
     if wrong := sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)):
         changes = ", ".join(f"{k}: {before.get(k)} became {now.get(k)}" for k in wrong[:3])
         raise UserError(f"{run.folder}: begun with other settings ({changes}); use those, or begin a new run")
@@ -134,11 +138,22 @@ def read_run(folder: Path | str) -> Run:
     folder = Path(folder)
     path = folder / "run.json"
     try:
-        return Run(folder, json.loads(path.read_text(encoding="utf-8")))
+        facts = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{folder}: not a run folder (no run.json); `sightline train` makes one") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
+    return Run(folder, in_this_format(facts, path))
+
+
+def in_this_format(facts: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What an older run says of itself, by the names of today."""
+    made_in = facts.get("format", 1)
+    if made_in > FORMAT:
+        raise UserError(f"{path}: made by a later version of Sightline (format {made_in}, not {FORMAT}); update it")
+    if made_in == 1 and "config" in facts:
+        facts["config"] = renamed_keys(facts.get("method", ""), facts["config"])
+    return facts | {"format": FORMAT}
 
 
 def about(rows: Rows) -> dict[str, Any]:

@@ -18,10 +18,9 @@ from ..data.images import find_images, mask_to_tensor, read_image, read_mask, to
 from ..data.unlabelled import table_of
 from ..datasets.toy_images import make_toy
 from ..errors import UserError
-from ..interventions.apply import load_corrected
+from ..load import load_corrected
 from ..methods.pair import Pair
-from ..metrics.inference import needs_masks
-from ..sight import Sight, Told
+from ..sight import Sight
 from ..vit.model import Input, ViT
 from ..vit.weights import load_backbone
 from ..what.masked import MaskedViT
@@ -50,7 +49,7 @@ def subject_of(command: Verify) -> Subject:
     device, dtype = on_device(command.device), getattr(torch, command.dtype)
     path, colon, function = command.model.rpartition(":")
     if (Path(command.model) / "run.json").is_file():
-        refuse(command, ("where", "pixels", "share", *BACKBONE_FLAGS, *OWN_FLAGS), "a run looks as it was trained to")
+        refuse(command, ("where", "sight", "share", *BACKBONE_FLAGS, *OWN_FLAGS), "a run looks as it was trained to")
         subject = run_subject(command)
     elif colon and not Path(command.model).exists() and not command.model.startswith("random:"):
         refuse(command, BACKBONE_FLAGS, "that is for backbones")
@@ -78,8 +77,8 @@ def check(command: Verify) -> None:
     for flag in ("limit", "draws", "patch"):
         if getattr(command, flag) < 1:
             raise UserError(f"--{flag} {getattr(command, flag)}: at least 1")
-    if command.pixels and command.where in ("attention", "random"):
-        raise UserError(f"--pixels needs masks: --where {command.where} chooses whole patches")
+    if command.sight == "pixels" and command.where in ("attention", "random"):
+        raise UserError(f"--sight pixels needs masks: --where {command.where} chooses whole patches")
     if command.where == "masks" and command.images and command.masks is None:
         raise UserError("--where masks needs a folder of masks: --masks FOLDER")
 
@@ -102,12 +101,12 @@ def run_subject(command: Verify) -> Subject:
     patch = next((m.config.patch for m in method.modules() if isinstance(m, ViT)), 1)
     images, masks = pictures(command, sized(command, model.expects, patch))
     name = Path(command.model).name
-    if not needs_masks(method):
+    if not method.needs_masks:
         refuse(command, ("masks",), "a run looks as it was trained to")
         return Subject(name, method, images, None, "the method it was trained with")
     if masks is None:
         raise UserError(f"{command.model}: is told where to look; give a mask for each picture: --masks FOLDER")
-    return Subject(name, method, images, cast(Told, method).look_at(images, masks), "given masks")
+    return Subject(name, method, images, method.look_at(images, masks), "given masks")
 
 
 def backbone_subject(command: Verify) -> Subject:
@@ -260,7 +259,7 @@ def sight_of(
     where = command.where or ("masks" if masks is not None else default)
     if where == "masks":
         assert masks is not None
-        if command.pixels:
+        if command.sight == "pixels":
             return Sight.of_pixels(masks, grid), "given masks, pixel by pixel"
         return Sight.of_pixels(masks, grid, at_least=0.5, exact=False), "given masks, patch by patch"
     if where == "random":

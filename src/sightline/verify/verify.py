@@ -20,11 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
+from ..config import Verify
+from ..console.files import make_way, write
+from ..console.terminal import counted
 from ..errors import UserError
-from ..fingerprints import weights_sha256
 from ..metrics.intervals import wilson
 from ..sight import Judge, Method, Prediction, Sight, spread
 from ..vit.model import ViT
+from ..vit.weights import weights_sha256
 from .leaks import Leak, find_leak, rows_that_differ
 from .perturbations import NOT_NUMBERS, fill, noise_like, plausible_redraws, redraws, touched
 
@@ -347,3 +350,63 @@ def name_of(dtype: torch.dtype) -> str:
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(command: Verify) -> int:
+    from .target import subject_of
+
+    make_way(command.out)
+    subject = subject_of(command)
+    kind = "picture" if command.images else "toy picture"
+    print(f"{subject.name} on {counted(len(subject.images), kind)}, looking by {subject.where}.")
+    if subject.note:
+        print(f"({subject.note})")
+    if isinstance(subject.module, Judge):
+        certificate = verify(subject.module, subject.images, subject.sight, draws=command.draws, seed=command.seed)
+        if command.out is not None:
+            write(command.out, certificate.to_json() + "\n")
+        show(certificate)
+        if command.out is None and certificate.verdict != "refused":
+            print("This certificate is not kept; --out certificate.json keeps it.")
+        return int(certificate.verdict != "blind")
+    assert subject.sight is not None, "only methods look for themselves"
+    leak = find_leak(
+        subject.module, subject.images, subject.sight, call=subject.call, draws=command.draws, seed=command.seed
+    )
+    if command.out is not None:
+        write(command.out, leak.to_json() + "\n")
+    print(leak.sentence)
+    return int(leak.leaks)
+
+
+def show(certificate: Certificate, *, brief: bool = False) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not brief:
+        table = Table("hidden", "redrawn with", "trials", "changed", "largest change", box=None, pad_edge=False)
+        for row in certificate.tried:
+            largest = "–" if row.largest_change is None else f"{row.largest_change:.3g}"
+            table.add_row(row.level, row.kind, f"{row.trials:,}", f"{row.changed:,}", largest)
+        console.print(table)
+    colour = "green" if certificate.verdict == "blind" else "red"
+    console.print(f"[bold {colour}]{certificate.verdict}[/]  {certificate.sentence}", soft_wrap=True)
+    if certificate.end_to_end:
+        console.print(
+            "End to end (a figure, not a proof: the selector sees the whole image), with hidden pixels redrawn:"
+        )
+        table = Table(
+            "redrawn with", "n", "answer changed", "sight changed", "overlap of sights", box=None, pad_edge=False
+        )
+        for kind, row in certificate.end_to_end["redrawn_with"].items():
+            shares = [
+                f"{row[figure] / row['n']:.0%} [{low:.0%}, {high:.0%}]"
+                for figure in ("answer_changed", "sight_changed")
+                for low, high in [row[f"{figure}_interval"]]
+            ]
+            table.add_row(kind, str(row["n"]), *shares, f"{row['sight_iou']:.2f}")
+        console.print(table)

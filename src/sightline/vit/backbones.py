@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..config import Backbones
 from .model import Input, ViTConfig
 
 HALF = (0.5, 0.5, 0.5)
@@ -138,3 +139,21 @@ _ALL = [
 
 KNOWN = {known.name: known for known in _ALL}
 BY_REPOSITORY = {known.repository: known for known in _ALL if known.repository}
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run_command(_: Backbones) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "width", "blocks", "patch", "registers", "picture", "weights", box=None, pad_edge=False)
+    for known in KNOWN.values():
+        c = known.config
+        picture = f"{c.input.size[0]} px"
+        table.add_row(
+            known.name, *map(str, (c.width, c.depth, c.patch, c.registers)), picture, known.repository or known.note
+        )
+    Console(highlight=False).print(table)
+    return 0

@@ -10,16 +10,17 @@ opened with `weights_only=True`, which builds nothing but tensors.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UserError
 from .backbones import BY_REPOSITORY, KNOWN, NANO, Known
@@ -351,3 +352,14 @@ def describe(tensors: Mapping[str, Tensor]) -> str:
     return f"a ViT of width {shape['width']}, {shape['depth']} blocks, patch {shape['patch']}, {', '.join(extras)}" + (
         f" (like {', '.join(close)})" if close else ""
     )
+
+
+def weights_sha256(module: nn.Module, *, without: tuple[str, ...] = ()) -> str:
+    """Over every parameter and buffer, stored in files or not: name, type, shape and content."""
+    named: Iterable[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+    digest = hashlib.sha256()
+    for name, tensor in sorted(named, key=lambda item: item[0]):
+        if not name.startswith(without or ("\0",)):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -16,10 +16,10 @@ from ..data.cache import fingerprint
 from ..data.images import Canvas
 from ..data.rows import Rows
 from ..errors import UserError
-from ..fingerprints import weights_sha256
 from ..metrics.inference import answering_batches, over_batches
 from ..training.checkpoint import load_tensors, save_tensors
 from ..vit.model import Input, ViT
+from ..vit.weights import weights_sha256
 
 FORMAT = 2
 HEADS = ("head.", "fc_norm.")  # come after the features

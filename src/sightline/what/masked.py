@@ -33,6 +33,10 @@ class MaskedViT(nn.Module):
     training does: `verify` refuses it.
     """
 
+    @property
+    def blind(self) -> bool:
+        return self.hide != "weighted"
+
     colour: Tensor
 
     def __init__(self, vit: ViT, hide: Hide = "removal", *, zoom: Zoom | None = None, fill: Fill = "mean"):
@@ -90,6 +94,8 @@ def tiled(picture: Tensor, size: tuple[int, int]) -> Tensor:
 
 class SoftlyMaskedViT(nn.Module):
     """iFAM's ablation: patches are weighed by the share of their likeliest part, never quite hidden, so not blind."""
+
+    blind = False
 
     def __init__(self, vit: ViT):
         super().__init__()

@@ -15,6 +15,8 @@ class LateMask(nn.Module):
     By then every kept token has attended to every hidden one. The mean runs over all N patches, as published.
     """
 
+    blind = False
+
     def __init__(self, vit: ViT, classes: int):
         super().__init__()
         self.vit = vit

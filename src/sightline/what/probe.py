@@ -86,6 +86,8 @@ class ScaleProbe(nn.Module):
     tokens, scale beside scale (S²). Without classes it has no head and only embeds.
     """
 
+    blind = True
+
     def __init__(self, vit: ViT, size: tuple[int, int], scales: Sequence[int] = (1, 2), classes: int = 0):
         super().__init__()
         self.vit, self.size, self.scales = vit, size, tuple(scales)
@@ -128,6 +130,8 @@ class BoxProbe(nn.Module):
 
     Without classes it has no head and only embeds.
     """
+
+    blind = True
 
     def __init__(self, vit: ViT, size: tuple[int, int], boxes: int = 1, classes: int = 0):
         super().__init__()

@@ -35,6 +35,8 @@ class ZeroShot(nn.Module):
     colour; with a box, only that is seen, brought to `size`. The ViT's head is CLIP's projection.
     """
 
+    blind = True
+
     text: Tensor
     scale: Tensor
 

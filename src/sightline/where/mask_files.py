@@ -20,9 +20,9 @@ from ..data.fingerprints import file_stamps
 from ..data.images import Canvas, Placement, Sample, decode
 from ..data.rows import Rows
 from ..errors import UserError
-from ..fingerprints import weights_sha256
 from ..sight import Look
 from ..vit.model import Input, ViT
+from ..vit.weights import weights_sha256
 
 FORMAT = 1
 STAMP = "mask of"  # the key under which a mask says which picture it is of

@@ -215,17 +215,3 @@ class RelevanceSight(nn.Module):
 
     def extra_repr(self) -> str:
         return f"kind={self.kind}, share={self.share}"
-
-
-def open_relevance(name: str, device: str = "cpu", *, share: float | None = None) -> RelevanceSight:
-    """`relevance:RUN` is GAE of a trained model; `gae:RUN`, `rollout:RUN`, `attention:RUN` and `gradient:RUN` name
-    a kind."""
-    from ..load import load
-
-    word, colon, run = name.partition(":")
-    kind = {"relevance": "gae"}.get(word, word)
-    if not colon or kind not in KINDS:
-        raise UserError(f"{name}: say whose relevance: relevance:RUN, or one of {', '.join(KINDS)} with :RUN")
-    method = load(run, device).method
-    assert isinstance(method, nn.Module)
-    return RelevanceSight(method, kind, share)

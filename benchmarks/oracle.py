@@ -1,0 +1,146 @@
+"""Crops at true masks that are shifted step by step: what localisation is worth, all else being equal."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from measure import write_columns
+from rows import Row
+from sightline.data.rows import Rows, read_rows
+from sightline.sight import Prediction, Sight
+from study import Context, command_of
+
+
+class ShiftedMasks(nn.Module):
+    """One crop where the true mask is, shifted so far that only `mass` of it still lies on the object."""
+
+    needs_masks = True
+
+    def __init__(self, side: float, mass: float):
+        super().__init__()
+        self.side, self.mass = side, mass
+
+    def given(self, rows: Rows) -> Rows:
+        return rows
+
+    def look_at(self, images: Tensor, masks: Tensor) -> Sight:
+        from sightline.where.crops import greedy_crops, in_pixels
+
+        side = in_pixels(self.side, images.shape[-2:])
+        shifted, width = shifted_masks(masks, self.mass).float(), side // 2 * 2 + 1
+        dense = F.avg_pool2d(shifted[:, None], width, 1, width // 2)[:, 0]  # the densest region, not any point inside
+        return Sight(boxes=greedy_crops(dense, [side]))
+
+    def look(self, images: Tensor) -> Sight:
+        raise NotImplementedError("it needs masks")
+
+    def maps(self, images: Tensor) -> dict[str, Tensor]:  # noqa: ARG002 (only the crops could be drawn)
+        return {}
+
+
+def shifted_masks(masks: Tensor, mass: float) -> Tensor:
+    """bool [B, h, w]: each shifted towards the wider side of its image, in a direction of its own, until at most `mass`
+    of it overlaps the original."""
+    h, w = masks.shape[1:]
+    y, x = torch.arange(h, device=masks.device), torch.arange(w, device=masks.device)
+    area = masks.sum(dim=(1, 2)).clamp(min=1)
+    centre_y, centre_x = (masks.sum(dim=2) * y).sum(1) / area, (masks.sum(dim=1) * x).sum(1) / area
+    angle = (area * 0.6180339887).frac() * (math.pi / 2)  # as good as random, and reproducible
+    down, right = torch.where(centre_y * 2 > h, -1, 1) * angle.sin(), torch.where(centre_x * 2 > w, -1, 1) * angle.cos()
+    best, waiting = masks.clone(), torch.ones(len(masks), dtype=torch.bool, device=masks.device)
+    for distance in range(0, max(h, w), max(1, max(h, w) // 112)):
+        shifted = shifted_by(masks, (distance * down).round().long(), (distance * right).round().long())
+        there = (shifted & masks).sum(dim=(1, 2)) / shifted.sum(dim=(1, 2)).clamp(min=1)
+        best = torch.where(waiting[:, None, None] & shifted.any(dim=2).any(dim=1)[:, None, None], shifted, best)
+        waiting = waiting & (there > mass)
+        if not waiting.any():
+            break
+    return best
+
+
+def shifted_by(masks: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    h, w = masks.shape[1:]
+    y = torch.arange(h, device=masks.device) - down[:, None]
+    x = torch.arange(w, device=masks.device) - right[:, None]
+    inside = ((y >= 0) & (y < h))[:, :, None] & ((x >= 0) & (x < w))[:, None]
+    image = torch.arange(len(masks), device=masks.device)[:, None, None]
+    return masks[image, y.clamp(0, h - 1)[:, :, None], x.clamp(0, w - 1)[:, None]] & inside
+
+
+class GivenPair(nn.Module):
+    needs_masks = True
+
+    def __init__(self, where: ShiftedMasks, what: nn.Module):
+        super().__init__()
+        self.where, self.what = where, what
+
+    def given(self, rows: Rows) -> Rows:
+        return rows
+
+    def look_at(self, images: Tensor, masks: Tensor) -> Sight:
+        return self.where.look_at(images, masks)
+
+    def look(self, images: Tensor) -> Sight:
+        return self.where.look(images)
+
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        return cast(Any, self.what).judge(images, sight)
+
+    def maps(self, images: Tensor) -> dict[str, Tensor]:
+        return self.where.maps(images)
+
+
+def oracle(context: Context, row: Row) -> None:
+    """A² with shifted true masks in place of attention: the effect of localisation alone."""
+    from sightline.methods.base import note_backbone, open_backbone
+    from sightline.methods.probe import fit_probe, keep_fitted, seen_at_once, set_head
+    from sightline.metrics.inference import answering_batches, over_batches
+    from sightline.train import begin_together, conclude
+    from sightline.training.context import Desk
+    from sightline.training.distributed import make_accelerator
+    from sightline.what.probe import BoxProbe
+
+    words = shlex.split(row.line)
+    mass, crop = (words[words.index(flag) + 1] for flag in ("--mass", "--crop"))
+    config = command_of(context, Row(row.set, row.name, f"probe {' '.join(words[words.index('--backbone') :])}"))
+    rows, accelerator = read_rows(config.data), make_accelerator(config.device, config.precision)
+    run = begin_together(config, rows, accelerator)
+    vit, expects = open_backbone(config, 0)
+    where = ShiftedMasks(float(Fraction(crop)), float(mass))
+    what = BoxProbe(vit, seen_at_once(vit, expects), 1, len(rows.classes)).to(accelerator.device).eval()
+
+    def over(split: str, function: Callable[[Tensor, Tensor], Tensor]) -> np.ndarray:
+        batches = answering_batches(
+            rows, rows.where(split), expects, accelerator, batch=config.batch, workers=config.workers,
+            cache=config.cache, masks=True,
+        )  # fmt: skip
+        with contextlib.closing(batches):
+            return over_batches(cast(Any, function), batches, accelerator)
+
+    embed = lambda images, masks: what.embed(images, where.look_at(images, masks))  # noqa: E731
+    fitted = fit_probe(config, rows, {split: over(split, embed) for split in ("train", "val")})
+    set_head(cast(nn.Linear, what.head), fitted.linear)
+    note_backbone(run, vit, expects, config)
+    keep_fitted(run, what, fitted, config, {"mass": float(mass), "crop": crop})
+    conclude(cast(Any, GivenPair(where, what)), Desk(rows, run, accelerator, expects), config)
+    found = over("test", lambda images, masks: on_object(where, images, masks))
+    names = [rows.images[i] for i in rows.where("test")]
+    write_columns(run.folder, names, {"mass": found[:, 0], "crop": found[:, 1]})
+
+
+def on_object(where: ShiftedMasks, images: Tensor, masks: Tensor) -> Tensor:
+    """[B, 2]: the share of the shifted mask, and of the crop, that is on the object."""
+    shifted, inside = shifted_masks(masks, where.mass), where.look_at(images, masks).visible(tuple(images.shape[-2:]))
+    return torch.stack(
+        [(some & masks).sum((1, 2)) / some.sum((1, 2)).clamp(min=1) for some in (shifted, inside)], dim=1
+    )

@@ -1,0 +1,58 @@
+"""Published data sets by name, perhaps with an option after a colon: `imagenet9:mixed_rand`, `metashift-animals:3`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from .rows import Rows
+
+LAYOUTS = {
+    "celeba": "celeba:read_celeba",
+    "cub": "cub:read_cub",
+    "imagenet": "imagenet:read_imagenet",
+    "imagenet-a": "imagenet:read_imagenet_a",
+    "imagenet-r": "imagenet:read_imagenet_r",
+    "imagenet-s": "imagenet:read_imagenet_s",
+    "imagenet-segmentation": "imagenet:read_imagenet_segmentation",
+    "imagenet-sketch": "imagenet:read_imagenet_sketch",
+    "imagenet-v2": "imagenet:read_imagenet_v2",
+    "imagenet9": "imagenet:read_imagenet9",
+    "metashift-animals": "metashift:read_metashift_animals",
+    "metashift-disc": "metashift:read_metashift_disc",
+    "metashift-indoor-outdoor": "metashift:read_metashift_indoor_outdoor",
+    "objectnet": "imagenet:read_objectnet",
+    "si-score-location": "imagenet:read_si_score_location",
+    "si-score-rotation": "imagenet:read_si_score_rotation",
+    "si-score-size": "imagenet:read_si_score_size",
+    "siim": "siim:read_siim",
+    "spawrious-m2m": "spawrious:read_spawrious_m2m",
+    "spawrious-o2o": "spawrious:read_spawrious_o2o",
+    "waterbird200": "cub:read_waterbird200",
+    "waterbirds": "waterbirds:read_waterbirds",
+}
+OPTIONS = {
+    "imagenet9": "a variant, as in imagenet9:mixed_rand",
+    "metashift-animals": "a seed, as in metashift-animals:3",
+}
+
+
+def reader_of(layout: str) -> Callable[[Path], Rows]:
+    """The function that reads a layout, with its option."""
+    name, colon, option = layout.partition(":")
+    if name not in LAYOUTS:
+        raise UserError(f"{name}: no such layout. Known layouts: {', '.join(LAYOUTS)}")
+    module, function = LAYOUTS[name].split(":")
+    read = getattr(importlib.import_module(f"sightline.datasets.{module}"), function)
+    if not colon:
+        return read
+    if name not in OPTIONS:
+        raise UserError(f"{layout}: the layout {name} has no options; write {name} alone")
+    if not option:
+        raise UserError(f"{layout}: nothing after the colon; {name} takes {OPTIONS[name]}")
+    return lambda path: read(path, option)

@@ -1,0 +1,40 @@
+"""A trained method back from its run folder, as it was trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config.stored import stored_config
+from ..errors import UserError
+from ..sight import Method
+from ..training.checkpoint import load_tensors
+from ..training.run_folder import Run, config_of, read_run
+from ..vit.model import Input
+from . import METHODS, builder_of
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A method with its weights, its classes and what it expects of an image."""
+
+    method: Method
+    classes: tuple[str, ...]
+    expects: Input
+    run: Run
+
+
+def restore(folder: str | Path, device: str = "cpu") -> Restored:
+    run = read_run(folder)
+    if missing := [fact for fact in ("method", "data", "vit") if not run.facts.get(fact)]:
+        raise UserError(
+            f"{run.folder}: this run ended before it had a model (run.json says nothing about {missing[0]!r}); "
+            "train it again, with the same command"
+        )
+    name, vit_config = run.facts["method"], config_of(run)
+    if name not in METHODS:
+        raise UserError(f"{run.folder / 'run.json'}: no such method as {name!r}; known: {', '.join(METHODS)}")
+    config = stored_config(METHODS[name].config, run.facts["config"])
+    method = builder_of(name)(vit_config, config, run.facts)
+    method.load_state_dict(load_tensors(run.best)[0])
+    return Restored(method.to(device).eval(), tuple(run.facts["data"]["classes"]), vit_config.input, run)
