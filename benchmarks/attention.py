@@ -24,7 +24,7 @@ def attention(context: Context, row: Row) -> None:
     """Image by image: mass, hit and entropy of every block, of every aggregate of the heads of the last block, and the
     attention to registers; with --neighbours also whether the k-NN prediction is correct."""
     from sightline.explain.localize_backbones import subject, truth_in
-    from sightline.metrics.inference import answering_batches
+    from sightline.metrics.inference import inference_batches
     from sightline.training.distributed import make_accelerator
 
     words = shlex.split(row.line)
@@ -39,7 +39,7 @@ def attention(context: Context, row: Row) -> None:
     expects = vit.config.input
     for split in ("val", "test"):
         chosen, found = rows.where(split), []
-        batches = answering_batches(
+        batches = inference_batches(
             rows, chosen, expects, accelerator, batch=128, workers=context.workers,
             cache=context.cache, masks=True,
         )  # fmt: skip
@@ -88,14 +88,14 @@ def knn_correct(context: Context, vit: Any, rows: Rows, accelerator: Any, bank: 
 
 def distances(context: Context, row: Row) -> None:
     """Of the bird from the centre, in shares of width and height (A², appendix on centre bias)."""
-    from sightline.data.images import read_picture_mask
+    from sightline.data.images import read_mask_file
 
     rows = read_rows(context.data_of(row))
     at, values = rows.where("test"), []
     for i in at:
         with Image.open(rows.image_path(int(i))) as image:
             size = image.size
-        outline = read_picture_mask(rows, int(i)) if rows.boxes is None else None
+        outline = read_mask_file(rows, int(i)) if rows.boxes is None else None
         box = rows.boxes[i][0] if rows.boxes is not None else outline.getbbox() if outline else None
         if box is None:
             raise UserError(

@@ -36,7 +36,7 @@ from verdicts import NOT_RUN, Claim, ClaimsOfStudy, Finding, decide
 
 
 @dataclass(frozen=True)
-class Claims:
+class PartAssignment:
     study: Positional[Literal["waterbirds", "interventions", "relevance", "a2"]]
     runs: Positional[Path]
     only: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Claims:
     split: str = "test"
     """waterbirds: to try things out, val."""
     proof: Path = Path(__file__).parent / "results" / "proof_h200.json"
-    """waterbirds: what `speed.py proof` wrote."""
+    """waterbirds: what `proof.py` wrote."""
     certified: int = 32
     """waterbirds: images of each run's data, for its certificate."""
     read_only: bool = False
@@ -94,7 +94,7 @@ def to_dict(study: ClaimsOfStudy, claim: Claim, conclusion: str, findings: Seque
 
 
 def main() -> None:
-    config = tyro.cli(Claims, description=__doc__)
+    config = tyro.cli(PartAssignment, description=__doc__)
     asked = {f.name: getattr(config, f.name) for f in fields(Evidence)}
     with unpacked(config.runs) as runs:
         evidence = Evidence(**asked | {"runs": runs})

@@ -17,7 +17,7 @@ from sightline.config import Shape
 from sightline.errors import UserError
 from sightline.metrics.estimates import Estimate
 from sightline.metrics.groups import across_seeds
-from sightline.metrics.predictions import Answers
+from sightline.metrics.predictions import Predictions
 from verdicts import FAILS, HOLDS, RULE, UNDECIDED, Claim, ClaimsOfStudy, Measured, Test
 
 SET = "birds"
@@ -74,11 +74,11 @@ def certified(expected: str, rows: Sequence[str], *, decides: bool = True) -> Te
 
 
 def proved() -> Test:
-    """The same on backbones, by `speed.py proof`: early masking is blind, late leaks, soft is refused."""
+    """The same on backbones, by `proof.py`: early masking is blind, late leaks, soft is refused."""
 
     def find(evidence: Evidence) -> Measured:
         if not evidence.proof.exists():
-            raise Missing(f"{evidence.proof.name}: make it with `python benchmarks/speed.py proof`")
+            raise Missing(f"{evidence.proof.name}: make it with `python benchmarks/proof.py`")
         cases = read_json(evidence.proof)["rows"]
         shown = ("verdict", "images", "trials", "changed", "largest_change")
         names = [" ".join(one[key] for key in ("weights", "dtype", "masking")) for one in cases]
@@ -116,7 +116,7 @@ def measured(evidence: Evidence, folder: Path, file: str, command: str, measure:
     return path
 
 
-def shape_predictions(evidence: Evidence, row: str) -> list[Answers]:
+def shape_predictions(evidence: Evidence, row: str) -> list[Predictions]:
     """Of the probes that see the mask shape alone, of the seeds that have one."""
     from sightline.explain.shape import shape_run
 

@@ -49,7 +49,7 @@ from sightline.explain.stress_results import Stressed
 from sightline.metrics.comparison import compare, verdict
 from sightline.metrics.estimates import Estimate
 from sightline.metrics.groups import across_seeds, evaluate
-from sightline.metrics.predictions import Answers
+from sightline.metrics.predictions import Predictions
 from tables import result_of
 
 # ---- interventions ---------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ KEPT = {"val": ("balanced",), "test": ("accuracy", "mean_of_groups", "worst_grou
 
 def parts_of(folder: Path, distances: Mapping[str, float] | None) -> dict[str, Any]:
     """Accuracy and worst-group accuracy of a run by distance of the birds from the centre, and for moved birds."""
-    found: dict[str, Answers] = {}
+    found: dict[str, Predictions] = {}
     if distances:
         (every,) = predictions_of([folder], "test")
         found |= {name: every.take(stratum(every, distances, name)) for name in STRATA}

@@ -31,7 +31,7 @@ from sightline.compare import compare
 from sightline.metrics.estimates import Estimate
 from sightline.metrics.groups import RESAMPLES, Cells, across_seeds
 from sightline.metrics.intervals import TAIL, average, least_gain, over_runs, resample
-from sightline.metrics.predictions import Answers, aligned
+from sightline.metrics.predictions import Predictions, aligned
 
 Figures = dict[str, Any]
 ACCURACY, WORST = "accuracy", "worst group"
@@ -51,7 +51,7 @@ def images_in_common(sides: Sequence[Mapping[int, Mapping[str, float]]]) -> list
     return sorted(set.intersection(*(set(seed) for side in sides for seed in side.values())))
 
 
-def worst_group_gain(ours: tuple[str, list[Answers]], theirs: tuple[str, list[Answers]]) -> tuple[Figures, Estimate]:
+def worst_group_gain(ours: tuple[str, list[Predictions]], theirs: tuple[str, list[Predictions]]) -> tuple[Figures, Estimate]:
     reference, entry = compare(dict([theirs, ours])).entries
     assert entry.worst_gain is not None, "there is always a worst group"
     return {ours[0]: entry.worst, theirs[0]: reference.worst}, entry.worst_gain
@@ -83,7 +83,7 @@ def grid_iou(evidence: Evidence, kind: str, ours: str, theirs: str) -> tuple[Fig
     return figures, gain(values, one_cell(len(same)), ONE_CELL, by_seed=list(blocks[0]) == list(blocks[1]))
 
 
-def balanced_gain(ours: Sequence[Answers], theirs: Sequence[Answers]) -> Estimate:
+def balanced_gain(ours: Sequence[Predictions], theirs: Sequence[Predictions]) -> Estimate:
     """Of class-balanced accuracy."""
     runs = aligned([(f"run {number}", run) for number, run in enumerate([*ours, *theirs], 1)])
     blocks, cells = (runs[: len(ours)], runs[len(ours) :]), Cells.of(runs[0])
@@ -384,7 +384,7 @@ def difference_of_gains(
 
 
 def drawn_sum(
-    blocks: dict[tuple[str, str], list[Answers]], terms: Sequence[Weighted], measure: str, seed: int = 0
+    blocks: dict[tuple[str, str], list[Predictions]], terms: Sequence[Weighted], measure: str, seed: int = 0
 ) -> tuple[float, np.ndarray]:
     """Part by part of the test images, which are drawn once for all rows: the sum, and RESAMPLES other draws of it."""
     value, draws = 0.0, np.zeros(RESAMPLES)
@@ -413,7 +413,7 @@ def drawn_sum(
     return value, draws
 
 
-def figure_of(runs: Sequence[Answers], measure: str) -> Estimate:
+def figure_of(runs: Sequence[Predictions], measure: str) -> Estimate:
     metrics = across_seeds(runs)
     if measure == ACCURACY:
         return metrics.accuracy

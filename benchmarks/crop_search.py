@@ -38,7 +38,7 @@ PLANS = {"1 crop": (64,), "2 crops": (64, 32), "4 crops": (64, 64, 64, 64)}
 class CropSearch:
     count: int = 10_000
     """Maps."""
-    one_by_one: int = 500
+    as_list: int = 500
     """Of them, so many one after the other: it takes long, and each takes as long as the next."""
     side: int = 224
     chunk: int = 512
@@ -89,7 +89,7 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 def search(config: CropSearch) -> list[dict[str, Any]]:
     maps = attention_like(config.count, config.side, config.device)
-    few = maps[: min(config.one_by_one, config.count)]
+    few = maps[: min(config.as_list, config.count)]
     in_numpy, rows = few.cpu().numpy(), []
     for plan, sides in PLANS.items():
         chunks = maps.split(config.chunk)

@@ -17,7 +17,7 @@ from rows import folder_of, folders_of
 from sightline.metrics.estimates import Estimate
 from sightline.metrics.groups import RESAMPLES
 from sightline.metrics.intervals import TAIL, over_runs, resample
-from sightline.metrics.predictions import Answers
+from sightline.metrics.predictions import Predictions
 
 Z = 1.959964
 FOUND, TEST, SIGHT, SIGHTS = (Path("interventions") / n for n in ("found.json", "test.csv", "sight.json", "sight.csv"))
@@ -66,12 +66,12 @@ def benchmark_rows(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def predictions_in(folder: Path, path: str, split: str) -> Answers:
+def predictions_in(folder: Path, path: str, split: str) -> Predictions:
     """From a CSV file in a run folder, with the groups in the order of the data."""
-    return Answers.load_csv(folder / path, split=split, group_names=facts_of(folder)["data"]["group_names"])
+    return Predictions.load_csv(folder / path, split=split, group_names=facts_of(folder)["data"]["group_names"])
 
 
-def predictions_of(folders: Sequence[Path], split: str) -> list[Answers]:
+def predictions_of(folders: Sequence[Path], split: str) -> list[Predictions]:
     return [predictions_in(folder, f"predictions/{split}.csv", split) for folder in folders]
 
 
@@ -148,7 +148,7 @@ def sights_of(folders: Sequence[Path], split: str) -> list[dict[str, Estimate]]:
 # ---- parts of the test data ------------------------------------------------------------------------------------------
 
 
-def stratum(predictions: Answers, distances: Mapping[str, float], name: str) -> np.ndarray:
+def stratum(predictions: Predictions, distances: Mapping[str, float], name: str) -> np.ndarray:
     """Indices of the images whose birds are farthest from the centre, or nearest; rounded up, as in the paper."""
     share, far = STRATA[name]
     order = np.argsort([distances[image] for image in predictions.images], kind="stable")
@@ -162,12 +162,12 @@ def distances_in(runs: Path) -> dict[str, float]:
     return values_in(runs / "distances-0" / "localization" / "test.csv", "distance")
 
 
-def displaced_in(folder: Path, position: str) -> Answers | None:
+def displaced_in(folder: Path, position: str) -> Predictions | None:
     """Predictions of a run for birds that were moved, or for those that were not, in groups of class and background."""
     path = folder / "predictions" / "displaced.csv"
     if not path.exists():
         return None
-    every = Answers.load_csv(path, split="test")
+    every = Predictions.load_csv(path, split="test")
     assert every.groups is not None, "the dataset has groups"
     named = np.array(every.group_names)[every.groups]
     some = every.take(np.flatnonzero(np.char.endswith(named, f"/{position}")))
@@ -175,7 +175,7 @@ def displaced_in(folder: Path, position: str) -> Answers | None:
     short = [name.removesuffix(f"/{position}") for name in some.group_names]
     names = tuple(dict.fromkeys(name for name in short if not name.endswith(("/displaced", "/centred", "/kept"))))
     groups = np.array([names.index(short[group]) for group in some.groups])
-    return Answers(
+    return Predictions(
         some.images, some.labels, some.probabilities, some.predicted, some.classes, groups, names, some.split
     )
 
@@ -263,7 +263,7 @@ class Evidence:
     def seeds(self, kind: str, *rows: str) -> dict[str, int]:
         return {row: len(self.folders(kind, row)) for row in rows}
 
-    def predictions(self, kind: str, row: str, part: str = "all") -> list[Answers]:
+    def predictions(self, kind: str, row: str, part: str = "all") -> list[Predictions]:
         """Of the split, or of a part of it: STRATA, displaced, centred."""
         folders = list(self.folders(kind, row).values())
         if part in ("displaced", "centred"):

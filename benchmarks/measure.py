@@ -88,12 +88,12 @@ def displaced(context: Context, folder: Path) -> None:
     from sightline.data.cache import Cache
     from sightline.data.images import Canvas
     from sightline.data.rows import read_rows
-    from sightline.load import opened, with_classes_of
+    from sightline.load import opened, match_classes
     from sightline.metrics.inference import answer
 
     data = context.data["displaced"]
     accelerator, model = opened(folder, context.device)
-    rows = with_classes_of(model, read_rows(data), data)
+    rows = match_classes(model, read_rows(data), data)
     at = rows.where("test")
     cache = Cache.open(rows, Canvas.of(model.expects), context.cache, at, workers=max(1, context.workers))
     found = answer(model.method, rows, at, model.expects, accelerator, batch=BATCH, cache=cache)
@@ -107,16 +107,16 @@ def save_certificate(context: Context, folder: Path) -> None:
 @torch.no_grad()
 def certify(folder: Path, split: str, *, images: int = 32, device: str = "auto") -> Any:
     """The certificate of blindness on images of the run's own data, evenly spread over the split."""
-    from sightline.load import data_asked_for, opened
-    from sightline.metrics.inference import answering_batches, needs_masks, shown, sight_for
+    from sightline.load import evaluation_data, opened
+    from sightline.metrics.inference import inference_batches, needs_masks, shown, sight_for
     from sightline.verify.verify import verify
 
     accelerator, model = opened(folder, device)
-    rows = shown(model.method, data_asked_for(commands.Evaluate(folder), model.run).rows)
+    rows = shown(model.method, evaluation_data(commands.Evaluate(folder), model.run).rows)
     there = rows.where(split)
     chosen = there[np.linspace(0, len(there) - 1, min(images, len(there))).astype(int)]
     given = needs_masks(model.method)
-    batches = answering_batches(rows, chosen, model.expects, accelerator, batch=len(chosen), workers=0, masks=given)
+    batches = inference_batches(rows, chosen, model.expects, accelerator, batch=len(chosen), workers=0, masks=given)
     try:
         batch = next(iter(batches.epoch(0))).to(accelerator.device)
     finally:
@@ -129,11 +129,11 @@ def certify(folder: Path, split: str, *, images: int = 32, device: str = "auto")
 
 def cost_of(folder: Path, device: str) -> dict[str, Any]:
     """Of a prediction, on some test images, at the share of patches that it really sees."""
-    from sightline.load import data_asked_for, opened
+    from sightline.load import evaluation_data, opened
     from sightline.metrics.cost import cost_on
 
     accelerator, model = opened(folder, device)
-    rows = data_asked_for(commands.Evaluate(folder), model.run).rows
+    rows = evaluation_data(commands.Evaluate(folder), model.run).rows
     return asdict(cost_on(model.method, rows, rows.where("test"), model.expects, accelerator.device))
 
 

@@ -31,18 +31,18 @@ from sightline.data.rows import Rows, attribute_of
 from sightline.datasets.birds import read_birds
 from sightline.explain.localize import localize
 from sightline.interventions.apply import QUANTILES as SEARCHED
-from sightline.interventions.apply import Looked, calibrate, intervened
-from sightline.interventions.file import Intervention, Sketch
+from sightline.interventions.apply import CachedLook, calibrate, intervened
+from sightline.interventions.file import Intervention, DistanceSketch
 from sightline.interventions.search import Search, search
-from sightline.load import Model, data_asked_for, opened
+from sightline.load import Model, evaluation_data, opened
 from sightline.methods.base import PartMethod, part_method
-from sightline.metrics.inference import answering_batches
-from sightline.metrics.predictions import Answers
+from sightline.metrics.inference import inference_batches
+from sightline.metrics.predictions import Predictions
 from sightline.report.survey import part_of_pixels
 from study import Context
 
 PER_IMAGE = "pixel_iou"
-Predicting = Callable[[Sequence[Intervention]], list[Answers]]
+Predicting = Callable[[Sequence[Intervention]], list[Predictions]]
 
 
 def is_measured(folder: Path) -> bool:
@@ -54,7 +54,7 @@ def measure_interventions(context: Context, row: Row) -> None:
     folder = context.folder(row)
     noise = context.noise if row.name in NOISE_ROWS and not row.seed and row.set in WITH_OBJECTS else 0
     accelerator, model = opened(folder, context.device)
-    rows = data_asked_for(Evaluate(folder), model.run).rows
+    rows = evaluation_data(Evaluate(folder), model.run).rows
     run = MeasuredRun(context, row.set, noise, model, part_method(model.method, folder.name), rows, accelerator)
     if not (folder / FOUND).exists():
         save(folder / FOUND, as_json(run.found()))
@@ -94,14 +94,14 @@ class MeasuredRun:
 
     def batches(self, indices: np.ndarray, rows: Rows | None = None, *, masks: bool = False) -> closing[Batches]:
         return closing(
-            answering_batches(
+            inference_batches(
                 rows or self.rows, indices, self.model.expects, self.accelerator,
                 batch=BATCH, workers=self.context.workers, cache=self.context.cache, masks=masks,
             )
         )  # fmt: skip
 
     @cached_property
-    def sketch(self) -> Sketch:
+    def sketch(self) -> DistanceSketch:
         with self.batches(self.rows.where("train")) as batches:
             return calibrate(self.method, batches, self.accelerator)
 
@@ -114,7 +114,7 @@ class MeasuredRun:
             return {"thresholds": thresholds, "searches": {}}
         far = {q: self.sketch.quantile(q) for q in SEARCHED}
         with self.batches(self.rows.where("val")) as batches:
-            predictions = cached(Looked(self.method, self.rows, batches, self.accelerator))
+            predictions = cached(CachedLook(self.method, self.rows, batches, self.accelerator))
             searches = {
                 "parts": search(predictions, self.parts, {}),
                 "quantile": search(predictions, 1, far),
@@ -173,7 +173,7 @@ class MeasuredRun:
 
     def outcomes(self, changes: dict[str, Intervention]) -> str:
         with self.batches(self.rows.where("test")) as batches:
-            looked = Looked(self.method, self.rows, batches, self.accelerator, most_bytes=0)
+            looked = CachedLook(self.method, self.rows, batches, self.accelerator, most_bytes=0)
             every = dict(zip(changes, looked(list(changes.values())), strict=True))
         first = every["plain"]
         groups = [""] * len(first) if first.groups is None else [first.group_names[g] for g in first.groups]
@@ -214,9 +214,9 @@ def by_attribute(rows: Rows, indices: np.ndarray) -> dict[str, np.ndarray]:
 
 def cached(predict: Predicting) -> Predicting:
     """Each intervention is predicted once."""
-    known: dict[tuple[Any, ...], Answers] = {}
+    known: dict[tuple[Any, ...], Predictions] = {}
 
-    def predictions(interventions: Sequence[Intervention]) -> list[Answers]:
+    def predictions(interventions: Sequence[Intervention]) -> list[Predictions]:
         keys = [(one.drop, one.quantile) for one in interventions]
         new = {key: one for key, one in zip(keys, interventions, strict=True) if key not in known}
         known.update(zip(new, predict(list(new.values())) if new else [], strict=True))
@@ -230,7 +230,7 @@ def on_noise(predictions: Predicting, parts: int, far: dict[float, tuple[float, 
     gains = 0
     for seed in range(times):
 
-        def shuffled(interventions: Sequence[Intervention], seed: int = seed) -> list[Answers]:
+        def shuffled(interventions: Sequence[Intervention], seed: int = seed) -> list[Predictions]:
             found = predictions(interventions)
             order = np.random.default_rng(seed).permutation(len(found[0]))
             return [

@@ -102,11 +102,11 @@ class GivenPair(nn.Module):
 
 def oracle(context: Context, row: Row) -> None:
     """A² with shifted true masks in place of attention: the effect of localisation alone."""
-    from sightline.methods.base import note_backbone, open_backbone
+    from sightline.methods.base import record_backbone, open_backbone
     from sightline.methods.probe import fit_probe, keep_fitted, seen_at_once, set_head
-    from sightline.metrics.inference import answering_batches, over_batches
-    from sightline.train import begin_together, conclude
-    from sightline.training.context import Desk
+    from sightline.metrics.inference import inference_batches, map_batches
+    from sightline.train import begin_together, final_evaluation
+    from sightline.training.context import TrainContext
     from sightline.training.distributed import make_accelerator
     from sightline.what.probe import BoxProbe
 
@@ -120,19 +120,19 @@ def oracle(context: Context, row: Row) -> None:
     what = BoxProbe(vit, seen_at_once(vit, expects), 1, len(rows.classes)).to(accelerator.device).eval()
 
     def over(split: str, function: Callable[[Tensor, Tensor], Tensor]) -> np.ndarray:
-        batches = answering_batches(
+        batches = inference_batches(
             rows, rows.where(split), expects, accelerator, batch=config.batch, workers=config.workers,
             cache=config.cache, masks=True,
         )  # fmt: skip
         with contextlib.closing(batches):
-            return over_batches(cast(Any, function), batches, accelerator)
+            return map_batches(cast(Any, function), batches, accelerator)
 
     embed = lambda images, masks: what.embed(images, where.look_at(images, masks))  # noqa: E731
     fitted = fit_probe(config, rows, {split: over(split, embed) for split in ("train", "val")})
     set_head(cast(nn.Linear, what.head), fitted.linear)
-    note_backbone(run, vit, expects, config)
+    record_backbone(run, vit, expects, config)
     keep_fitted(run, what, fitted, config, {"mass": float(mass), "crop": crop})
-    conclude(cast(Any, GivenPair(where, what)), Desk(rows, run, accelerator, expects), config)
+    final_evaluation(cast(Any, GivenPair(where, what)), TrainContext(rows, run, accelerator, expects), config)
     found = over("test", lambda images, masks: on_object(where, images, masks))
     names = [rows.images[i] for i in rows.where("test")]
     write_columns(run.folder, names, {"mass": found[:, 0], "crop": found[:, 1]})

@@ -33,12 +33,12 @@ from sightline.config import Ifam
 from sightline.data.images import Canvas, decode
 from sightline.data.rows import fingerprint, read_rows
 from sightline.datasets.toy_images import Toy, make_toy
-from sightline.methods.base import How, selector
+from sightline.methods.base import PartSettings, selector
 from sightline.methods.erm import Classifier
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.metrics.cost import cost
 from sightline.sight import Prediction, Sight, cell_share
-from sightline.training.context import Lesson, When
+from sightline.training.context import TrainBatch, StepInfo
 from sightline.vit.weights import load_backbone
 from sightline.where.fine import Fine, fine_share
 
@@ -76,7 +76,7 @@ def ifam(config: PixelCost, toy: Toy, images: Tensor, told: dict[str, Any]) -> I
     larger = {"look_size": told["look_size"] * images.shape[-1]} if "look_size" in told else {}
     settings = asdict(Ifam(Path("toy"), **told | larger))
     parts = selector(vit, settings, 2), predictor(vit, settings, 2)
-    model = IFam(*parts, How.of(settings), Pixels.of(settings)).to(config.device)
+    model = IFam(*parts, PartSettings.of(settings), Pixels.of(settings)).to(config.device)
     with torch.no_grad():
         features = model.where.discover(images).features
         inside = cell_share(toy.masks.to(images.device), features.shape[2:]) > 0.5
@@ -104,8 +104,8 @@ def answering(models: dict[str, IFam], images: Tensor, toy: Toy) -> Runs:
 
 def training(models: dict[str, IFam], images: Tensor, toy: Toy) -> Runs:
     n = len(images)
-    when, places = When(seed=0, epoch=0, step=0, epochs=1, steps=1, places=torch.arange(n)), torch.arange(n)
-    lesson = Lesson(images, toy.labels.to(images.device), None, None, places.to(images.device), when)
+    when, places = StepInfo(seed=0, epoch=0, step=0, epochs=1, steps=1, places=torch.arange(n)), torch.arange(n)
+    lesson = TrainBatch(images, toy.labels.to(images.device), None, None, places.to(images.device), when)
 
     def step(model: IFam) -> None:
         model.zero_grad()

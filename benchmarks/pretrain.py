@@ -35,8 +35,8 @@ from sightline.load import load_as_trained as load
 from sightline.methods.dino import mass_and_hit, nearest_neighbours, patch_attention
 from sightline.metrics.intervals import wilson
 from sightline.pretrain import new_learner, pretrain
-from sightline.train import now, set_up, take_step, teach, train
-from sightline.training.context import Desk, When
+from sightline.train import now, set_up, train_step, train_epoch, train
+from sightline.training.context import TrainContext, StepInfo
 from sightline.training.distributed import make_accelerator
 from sightline.training.run_folder import begin
 from sightline.vit.model import ViT
@@ -125,21 +125,21 @@ def speed(config: Speed, folder: Path) -> dict:
     rows = read_rows(data)
     accelerator = make_accelerator(config.device, config.precision)
     learner = new_learner(asked)
-    desk = Desk(rows, begin(asked, rows), accelerator, learner.teacher.vit.config.input)
+    desk = TrainContext(rows, begin(asked, rows), accelerator, learner.teacher.vit.config.input)
     turns = []
     with ExitStack() as to_close:
         course = set_up(learner, desk, asked, to_close)
         device, steps = accelerator.device, len(course.batches)
         batch = next(course.batches.epoch(0)).to(device)
-        when = When(0, 0, 0, asked.epochs, steps, torch.arange(len(batch)))
+        when = StepInfo(0, 0, 0, asked.epochs, steps, torch.arange(len(batch)))
         lesson = learner.lesson(batch, course.augment, when)
         for turn in range(config.rounds + 1):  # the first one warms up
             course.state.epoch, course.state.step, course.state.sums = turn, 0, {}
-            real = teach(course)
+            real = train_epoch(course)
             began = now(device)
             for _ in range(steps):
-                take_step(course.wrapped, lesson, course.optimizer, accelerator, asked, course.batches.batch)
-                learner.stepped(when)
+                train_step(course.wrapped, lesson, course.optimizer, accelerator, asked, course.batches.batch)
+                learner.after_step(when)
             limit = steps * course.batches.batch / (now(device) - began)
             began = now(device)
             for _ in range(steps):

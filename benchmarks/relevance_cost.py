@@ -40,7 +40,7 @@ class RelevanceCost:
     """Write the figures there, as JSON."""
 
 
-def one_by_one(vit: ViT, images: Tensor, classes: Tensor) -> Tensor:
+def as_list(vit: ViT, images: Tensor, classes: Tensor) -> Tensor:
     """As published: a forward and a backward for every picture, and whole matrices through the blocks."""
     found = []
     for image, label in zip(images, classes, strict=True):
@@ -87,10 +87,10 @@ def megabytes_kept(vit: ViT, run: Callable[[Tensor], object], images: Tensor) ->
 def measure(config: RelevanceCost, vit: ViT, batch: int) -> list[dict[str, Any]]:
     images = (make_toy(batch, size=vit.config.input.size[0]).images.float() / 255).to(config.device)
     classes = torch.arange(batch, device=config.device) % config.classes
-    error = (MAPS["gae"](vit, images, classes) - one_by_one(vit, images, classes)).abs().max()
-    assert error < 1e-4 * one_by_one(vit, images, classes).max(), "the two are not the same map"
+    error = (MAPS["gae"](vit, images, classes) - as_list(vit, images, classes)).abs().max()
+    assert error < 1e-4 * as_list(vit, images, classes).max(), "the two are not the same map"
     maps = {
-        LOOP: partial(one_by_one, vit, images, classes),
+        LOOP: partial(as_list, vit, images, classes),
         BATCH: partial(MAPS["gae"], vit, images, classes),
         "rollout": partial(MAPS["rollout"], vit, images),
         "attention": partial(MAPS["attention"], vit, images),

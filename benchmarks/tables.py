@@ -19,13 +19,13 @@ from sightline.metrics.comparison import compare
 from sightline.metrics.comparison import verdict as said_of
 from sightline.metrics.estimates import Estimate, Metrics
 from sightline.metrics.groups import across_seeds
-from sightline.metrics.predictions import Answers
+from sightline.metrics.predictions import Predictions
 
 MANY_GROUPS = 12  # with more, the table is of attributes
 SIGHT = {"grid_iou": "grid IoU", "pixel_iou": "pixel IoU", "coverage": "coverage"}
 
 
-def by_attribute(predictions: Answers) -> dict[str, Answers]:
+def by_attribute(predictions: Predictions) -> dict[str, Predictions]:
     """Where there are too many groups to list, the predictions for the images of each attribute, whatever their label."""
     if predictions.groups is None or len(np.unique(predictions.groups)) <= MANY_GROUPS:
         return {}
@@ -33,7 +33,7 @@ def by_attribute(predictions: Answers) -> dict[str, Answers]:
     return {str(one): predictions.take(np.flatnonzero(attributes == one)) for one in np.unique(attributes)}
 
 
-def each_attribute(runs: Sequence[Answers]) -> dict[str, list[Answers]]:
+def each_attribute(runs: Sequence[Predictions]) -> dict[str, list[Predictions]]:
     divided = [by_attribute(run) for run in runs]
     return {attribute: [one[attribute] for one in divided] for attribute in divided[0]}
 
@@ -82,7 +82,7 @@ def paired(runs: Path, rows: Mapping[str, str], split: str, seeds: Sequence[int]
     return found
 
 
-def gains_of(predictions: Mapping[str, Sequence[Answers]]) -> dict[str, Estimate | None]:
+def gains_of(predictions: Mapping[str, Sequence[Predictions]]) -> dict[str, Estimate | None]:
     """Of the second row over the first: worst-group accuracy, or accuracy by attribute where groups are many; and accuracy."""
     entry = compare(predictions).entries[1]
     divided = {row: each_attribute(runs) for row, runs in predictions.items()}

@@ -33,7 +33,7 @@ from sightline.datasets.toy_images import make_toy
 from sightline.interventions.apply import intervened
 from sightline.interventions.file import Intervention
 from sightline.load import Model
-from sightline.methods.base import How, selector
+from sightline.methods.base import PartSettings, selector
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.training.distributed import make_accelerator
 from sightline.training.run_folder import Run
@@ -80,7 +80,7 @@ class Striped(IFam):
 def viewer_of(config: Toggle, told: dict[str, Any], folder: Path) -> Viewer:
     vit = load_backbone(config.backbone)
     settings = asdict(Ifam(Path("toy"), parts=PARTS, **told))
-    method = Striped(selector(vit, settings, 2), predictor(vit, settings, 2), How.of(settings), Pixels.of(settings))
+    method = Striped(selector(vit, settings, 2), predictor(vit, settings, 2), PartSettings.of(settings), Pixels.of(settings))
     model = Model(method.eval(), CLASSES, vit.config.input, Run(folder, {"method": "ifam"}))
     return Viewer(App(folder), make_accelerator("cpu"), model, None, "")
 

@@ -21,8 +21,8 @@ from sightline.config import Erm
 from sightline.data.rows import read_rows
 from sightline.methods.base import open_backbone
 from sightline.methods.erm import Classifier
-from sightline.train import compile_blocks, make_optimizer, now, take_step, train
-from sightline.training.context import Desk, Lesson, When, training_batches, view
+from sightline.train import compile_blocks, make_optimizer, now, train_step, train
+from sightline.training.context import TrainContext, TrainBatch, StepInfo, training_batches, view
 from sightline.training.distributed import make_accelerator
 from sightline.training.run_folder import begin, read_run
 
@@ -57,20 +57,20 @@ def limit(erm: Erm, steps: int) -> float:
     rows, accelerator = read_rows(erm.data), make_accelerator(erm.device, erm.precision)
     vit, expects = open_backbone(erm, len(rows.classes))
     model = Classifier(vit).to(accelerator.device).train()
-    desk = Desk(rows, begin(erm, rows), accelerator, expects)
+    desk = TrainContext(rows, begin(erm, rows), accelerator, expects)
     batches = training_batches(desk, replace(erm, workers=0), model)
     optimizer = make_optimizer(model, erm, batches, accelerator.device)
     if erm.compile:
         compile_blocks(model)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     batch = next(iter(batches.epoch(0))).to(accelerator.device)
-    when = When(0, 0, 0, 1, len(batches), torch.arange(len(batch)))
-    lesson: Lesson = model.lesson(batch, view(erm.augment, expects)[1], when)
+    when = StepInfo(0, 0, 0, 1, len(batches), torch.arange(len(batch)))
+    lesson: TrainBatch = model.lesson(batch, view(erm.augment, expects)[1], when)
     began = 0.0
     for step in range(10 + steps):
         if step == 10:
             began = now(accelerator.device)
-        take_step(wrapped, lesson, optimizer, accelerator, erm, batches.batch)
+        train_step(wrapped, lesson, optimizer, accelerator, erm, batches.batch)
     return steps * batches.batch / (now(accelerator.device) - began)
 
 

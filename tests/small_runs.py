@@ -39,7 +39,8 @@ def in_two_processes(command: Train) -> None:
     assert codes == [0, 0], errors[-2000:]
 
 
-multiprocessing.set_forkserver_preload(["sightline.cli", "sightline.train", "sightline.methods.dino", "accelerate"])
+IMPORTED = ("sightline.cli", "sightline.train", "sightline.methods.dino", "accelerate", "torch._dynamo")
+multiprocessing.set_forkserver_preload([*IMPORTED])
 
 
 def in_processes(count: int, *arguments, prepare: Callable[[], None] | None = None) -> tuple[list[int], str]:
@@ -104,7 +105,7 @@ class Stop(Exception):
 @contextlib.contextmanager
 def stopped_after(count: int, what: Callable[[], None] | None = None) -> Generator[None]:
     """After `count` training steps the next one raises `Stop`, or calls `what` first."""
-    steps, real = [], loop().take_step
+    steps, real = [], loop().train_step
 
     def interrupted(*arguments):
         if len(steps) == count:

@@ -36,7 +36,7 @@ def test_check_says_what_is_there_and_what_is_wrong(toy, tmp_path):
 
 def test_train_prints_the_table_and_says_how_the_weights_were_chosen(toy, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if it were not installed
-    small = ["--backbone", "random:nano", "--epochs", 1, "--batch", 32, "--workers", 0, "--device", "cpu"]
+    small = ["--backbone", "random:nano", "--size", 32, "--epochs", 1, "--batch", 32, "--workers", 0, "--device", "cpu"]
     arguments = ["train", "erm", toy, *small, "--out", tmp_path / "run", "--select", "worst-group"]
     code, _, err = typed(*arguments, "--tensorboard")
     assert (code, "pip install 'sightline[tensorboard]'" in err) == (2, True)
@@ -119,7 +119,7 @@ def test_other_data_may_have_other_groups_and_get_a_folder_of_their_own(runs, to
 
 def test_own_data_are_known_where_they_lie_and_refused_when_changed(toy, tmp_path):
     data = toy_pictures(toy, tmp_path / "birds", 64)
-    common = ["--backbone", "random:nano", "--workers", 0, "--device", "cpu", "--batch", 32]
+    common = ["--backbone", "random:nano", "--size", 32, "--workers", 0, "--device", "cpu", "--batch", 32]
     code, out, _ = typed("train", "probe", data, *common, "--out", tmp_path / "run")
     assert code == 0
     assert "note  " in out  # what was decided about splits

@@ -10,13 +10,13 @@ from rich.console import Console
 
 from sightline.errors import UserError
 from sightline.metrics.comparison import Entry, compare, verdict
-from sightline.metrics.groups import Answers, Estimate, evaluate
+from sightline.metrics.groups import Estimate, Predictions, evaluate
 
 CLASSES = ("cat", "dog")
 GROUPS = ("cat in", "cat out", "dog in", "dog out")
 
 
-def pair(seed: int, first, second, sizes=(750,) * 4, shared: float = 0.7) -> tuple[Answers, Answers]:
+def pair(seed: int, first, second, sizes=(750,) * 4, shared: float = 0.7) -> tuple[Predictions, Predictions]:
     """Two runs with these accuracies in four groups; most images are as hard for the one as for the other."""
     generator = np.random.default_rng(seed)
     groups = np.repeat(np.arange(4), sizes)
@@ -28,18 +28,18 @@ def pair(seed: int, first, second, sizes=(750,) * 4, shared: float = 0.7) -> tup
     )
 
 
-def run(groups: np.ndarray, correct: np.ndarray, group_names=GROUPS) -> Answers:
+def run(groups: np.ndarray, correct: np.ndarray, group_names=GROUPS) -> Predictions:
     labels = groups // 2
     predicted = np.where(correct, labels, 1 - labels)
     images = [f"{number}.jpg" for number in range(len(groups))]
-    return Answers(images, labels, np.eye(2, dtype=np.float32)[predicted], predicted, CLASSES, groups, group_names)
+    return Predictions(images, labels, np.eye(2, dtype=np.float32)[predicted], predicted, CLASSES, groups, group_names)
 
 
-def small(right, n: int = 100) -> Answers:
+def small(right, n: int = 100) -> Predictions:
     return run(np.repeat(np.arange(4), n), np.concatenate([np.arange(n) < k for k in right]))
 
 
-def gain_of(first: Answers, second: Answers) -> Entry:
+def gain_of(first: Predictions, second: Predictions) -> Entry:
     return compare({"first": [first], "second": [second]}, resamples=400).entries[1]
 
 

@@ -13,7 +13,7 @@ from sightline.config import Ifam, Pdiscoformer
 from sightline.datasets import metashift
 from sightline.datasets.metashift import ANIMALS
 from sightline.datasets.toy import write_toy
-from sightline.methods.base import How, selector
+from sightline.methods.base import PartSettings, selector
 from sightline.methods.given_mask import Given, GivenMask
 from sightline.methods.ifam import IFam, predictor
 from sightline.methods.pdiscoformer import PDiscoFormer
@@ -86,12 +86,12 @@ def late_mask():
 
 def pdiscoformer():
     settings = Pdiscoformer(Path("data"), parts=3)
-    return PDiscoFormer(selector(small_vit(classes=0), settings, 3), How.of(settings))
+    return PDiscoFormer(selector(small_vit(classes=0), settings, 3), PartSettings.of(settings))
 
 
 def ifam(*, soft):
     settings, vit = Ifam(Path("data"), parts=3, soft=soft), small_vit(classes=0)
-    return IFam(selector(vit, settings, 3), predictor(vit, settings, 3), How.of(settings))
+    return IFam(selector(vit, settings, 3), predictor(vit, settings, 3), PartSettings.of(settings))
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Stop(Exception):
 @contextlib.contextmanager
 def stopped_after(count: int):
     loop = importlib.import_module("sightline.train")
-    steps, real = [], loop.take_step
+    steps, real = [], loop.train_step
 
     def interrupted(*arguments):
         if len(steps) == count:

@@ -137,7 +137,7 @@ def test_what_a_kill_loses_is_done_again_and_the_best_weights_are_those_of_the_c
 
 
 def test_ctrl_c_while_validating_saves_the_epoch(toy, tmp_path, whole, monkeypatch):
-    real = Classifier.examine
+    real = Classifier.validate
 
     def interrupted(self, *arguments):
         signal.raise_signal(signal.SIGINT)

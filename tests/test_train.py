@@ -16,7 +16,7 @@ from sightline.config import Probe
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
-from sightline.train import cosine, follow, train
+from sightline.train import cosine, train, update_ema
 from sightline.training.distributed import make_accelerator
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.features import cls_features
@@ -150,7 +150,7 @@ def test_the_moving_average_warms_up_as_published():
     expected = None
     for step in range(6):
         torch.nn.init.constant_(model.weight, float(step))
-        follow(average, model, 0.6, step)
+        update_ema(average, model, 0.6, step)
         decay = min(0.6, 1 - (1 + step) ** (-2 / 3))
         expected = float(step) if expected is None else decay * expected + (1 - decay) * step
         assert average.weight.item() == pytest.approx(expected)
@@ -158,19 +158,19 @@ def test_the_moving_average_warms_up_as_published():
 
 def test_the_rate_rises_step_by_step_and_the_log_tells_what_was_reached(toy, tmp_path, monkeypatch):
     """Over one and a half epochs of three steps, under the cosine."""
-    rates, real = [], loop().take_step
+    rates, real = [], loop().train_step
 
-    def take_step(wrapped, lesson, optimizer, *more):
+    def train_step(wrapped, lesson, optimizer, *more):
         rates.append([group["lr"] for group in optimizer.param_groups])
         return real(wrapped, lesson, optimizer, *more)
 
-    monkeypatch.setattr(loop(), "take_step", take_step)
+    monkeypatch.setattr(loop(), "take_step", train_step)
     log = log_of(train(small(toy, tmp_path / "run", warmup=1.5, head_lr=4.0)))
     full = 3e-4 * (32 / 128) ** 0.5
-    risen = [min(1, (step + 1) / 4.5) * cosine(step // 3, 3) * full for step in range(9)]
-    assert [min(groups) for groups in rates] == pytest.approx(risen)
-    assert [max(groups) for groups in rates] == pytest.approx([4 * rate for rate in risen])
-    assert [line["lr"] for line in log] == pytest.approx(risen[2::3])
+    warmup_factor = [min(1, (step + 1) / 4.5) * cosine(step // 3, 3) * full for step in range(9)]
+    assert [min(groups) for groups in rates] == pytest.approx(warmup_factor)
+    assert [max(groups) for groups in rates] == pytest.approx([4 * rate for rate in warmup_factor])
+    assert [line["lr"] for line in log] == pytest.approx(warmup_factor[2::3])
 
 
 @pytest.mark.slow

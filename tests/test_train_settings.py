@@ -10,11 +10,11 @@ import torch
 
 from sightline.config import Erm, Probe
 from sightline.data.augment import Pictures
-from sightline.data.images import decode, read_picture, to_tensor
+from sightline.data.images import decode, read_image_file, to_tensor
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
 from sightline.train import train
-from sightline.training.context import Learner, answered_at_once, refuse_hopeless, refuse_processes_apart, view
+from sightline.training.context import Trainable, answered_at_once, check_processes, validate_config, view
 from sightline.vit.model import Input
 from sightline.vit.weights import load_backbone
 
@@ -65,8 +65,8 @@ def test_auc_needs_both_classes_to_choose_by(tmp_path):
     with pytest.raises(UserError, match="all validation pictures are of one; select by balanced"):
         train(small(data, tmp_path / "run", select="auc"))
     assert not (tmp_path / "run").exists()
-    refuse_hopeless(small(data, tmp_path / "run"), read_rows(data))
-    refuse_hopeless(Probe(data, select="auc", plain=True), read_rows(data))
+    validate_config(small(data, tmp_path / "run"), read_rows(data))
+    validate_config(Probe(data, select="auc", plain=True), read_rows(data))
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_processes_must_cut_their_shares_into_as_many_pieces(toy, tmp_path, batc
     """Those that ask each other in every piece would wait for ever."""
     config, rows = small(toy, tmp_path / "run", batch=batch, accumulate=accumulate), read_rows(toy)
     if advice is None:
-        refuse_processes_apart(config, rows, processes)
+        check_processes(config, rows, processes)
         return
     with pytest.raises(UserError, match=f"divide evenly among {processes} processes and {accumulate} parts; {advice}"):
-        refuse_processes_apart(config, rows, processes)
+        check_processes(config, rows, processes)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_without_augmentation_training_sees_what_evaluation_sees(tmp_path, crop)
     images = torch.stack([decode(rows, i, canvas).image for i in range(3)])
     seen = augment(Pictures(images), seed=0, epoch=0, indices=torch.arange(3)).images
     for i in range(3):
-        assert torch.equal(seen[i], to_tensor(read_picture(rows, i), expects))
+        assert torch.equal(seen[i], to_tensor(read_image_file(rows, i), expects))
 
 
 def test_published_views_are_not_enlarged_and_have_black_corners():
@@ -165,14 +165,14 @@ def test_a_balanced_loss_leaves_how_common_classes_are_to_the_loss(generator):
     """Trained until pictures tell it nothing, an ordinary answer is how common the classes are; this one is even."""
     labels = torch.tensor([0] * 90 + [1] * 10)
 
-    def learned(log_prior: torch.Tensor | None) -> torch.Tensor:
-        learner, logits = Learner(), torch.zeros(2, requires_grad=True)
-        learner.log_prior = log_prior
+    def learned(class_log_prior: torch.Tensor | None) -> torch.Tensor:
+        learner, logits = Trainable(), torch.zeros(2, requires_grad=True)
+        learner.class_log_prior = class_log_prior
         optimizer = torch.optim.LBFGS([logits], max_iter=50)
 
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
-            loss = learner.answer_loss(logits.expand(100, 2), labels)
+            loss = learner.classification_loss(logits.expand(100, 2), labels)
             loss.backward()
             return loss
 
@@ -185,14 +185,14 @@ def test_a_balanced_loss_leaves_how_common_classes_are_to_the_loss(generator):
 
 def test_a_balanced_loss_is_told_how_common_the_classes_are_in_training(tmp_path):
     data, told = table(tmp_path / "data", ("a", "a", "a", "b")), []
-    real = Learner.answer_loss
+    real = Trainable.classification_loss
 
     def heard(self, logits, labels):
-        told.append(self.log_prior)
+        told.append(self.class_log_prior)
         return real(self, logits, labels)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "answer_loss", heard)
+        patch.setattr(Trainable, "answer_loss", heard)
         train(small(data, tmp_path / "run", epochs=1, balance="loss"))
     rows = read_rows(data)
     counts = np.bincount(rows.labels[rows.where("train")])

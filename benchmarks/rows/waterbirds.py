@@ -161,7 +161,7 @@ PAIRS: tuple[tuple[str, str], ...] = (
 def rows_of(
     kind: str, table: str = "papers", *, seeds: Sequence[int] = (), every: bool = False, file: Path | None = None
 ) -> list[Row]:
-    """The first seed of every row first, and the probe last. `every`: rows of all tables, with all seeds, which is for
+    """The first seed of every row first. `every`: rows of all tables, with all seeds, which is for
     rows that are named; `file`: JSON, name -> arguments of `sightline train`, in place of the table."""
     if table not in TABLES:
         raise UserError(f"--table {table}: known are {', '.join(TABLES)}")
@@ -175,4 +175,4 @@ def rows_of(
             if number == 0 or (thrice and method != "probe"):
                 measures = () if method in ("erm", "probe") else ("localize", "shape", "certify")
                 found.append(Row(kind, name, line, seed, measures))
-    return sorted(found, key=lambda row: row.method == "probe")
+    return found

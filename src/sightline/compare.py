@@ -15,7 +15,7 @@ from .console.terminal import print_notes
 from .errors import UserError
 from .metrics.comparison import Comparison, compare
 from .metrics.estimates import read_metrics
-from .metrics.predictions import Answers
+from .metrics.predictions import Predictions
 from .training.run_folder import NEUTRAL, Run, read_run, train_counts
 
 
@@ -83,7 +83,7 @@ def compare_runs(command: Compare) -> Comparison:
         run = run_in(folder)
         methods.setdefault(settings_of(run), []).append(run)
     for runs in methods.values():
-        refuse_repetition(runs)
+        check_repetition(runs)
     if len(methods) < 2:
         raise UserError("these runs differ only in their seed: name a run of another method, to compare them with")
     names = display_names(list(methods.values()))
@@ -121,7 +121,7 @@ def settings_of(run: Run) -> str:
         raise UserError(f"{run.folder / 'run.json'}: says nothing about {error}; train this run again") from None
 
 
-def refuse_repetition(runs: Sequence[Run]) -> None:
+def check_repetition(runs: Sequence[Run]) -> None:
     by_seed: dict[int, Run] = {}
     for run in runs:
         other = by_seed.setdefault(run.facts["seed"], run)
@@ -143,8 +143,8 @@ def display_names(methods: Sequence[Sequence[Run]]) -> list[str]:
     return [f"{name}{rest}" for name, rest in zip(names, more, strict=True)]
 
 
-def answers_of(run: Run, split: str) -> Answers:
+def answers_of(run: Run, split: str) -> Predictions:
     path = run.folder / "predictions" / f"{split}.csv"
     if not path.exists():
         raise UserError(f"{path}: no such file; make it with `sightline evaluate {run.folder} --split {split}`")
-    return Answers.load_csv(path, split=split, group_names=tuple(run.facts["data"]["group_names"]))
+    return Predictions.load_csv(path, split=split, group_names=tuple(run.facts["data"]["group_names"]))

@@ -18,33 +18,33 @@ from .data.rows import Rows
 from .datasets.imagenet import IMAGENET9_CLASSES, imagenet_classes, imagenet_to_imagenet9
 from .errors import UserError
 from .load import (
-    Asked,
+    EvaluationData,
     Model,
-    data_asked_for,
-    folder_for,
+    check_other_data,
+    evaluation_data,
+    match_classes,
     measure,
     opened,
-    refuse_other_data,
+    results_folder,
     same_change,
-    with_classes_of,
 )
 from .metrics.cost import Cost, cost_on
 from .metrics.estimates import Metrics, read_metrics
 from .metrics.inference import answer
-from .metrics.predictions import Answers
+from .metrics.predictions import Predictions
 from .training.run_folder import Run, read_run
 
 
 def evaluate(command: Evaluate) -> Path:
     """Answers and metrics of a run on a split of its own data, or of others; the folder they are in."""
     accelerator, model = opened(command.run, command.device, intervention=command.intervention)
-    asked = data_asked_for(command, model.run)
+    asked = evaluation_data(command, model.run)
     nine = imagenet9_map(model, asked.rows)
-    rows = with_classes_of(model, asked.rows, asked.path) if nine is None else in_a_thousand(asked.rows, nine, model)
+    rows = match_classes(model, asked.rows, asked.path) if nine is None else in_a_thousand(asked.rows, nine, model)
     indices = rows.where(command.split)
     if not len(indices):
         raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
-    folder = folder_for(command, model.run, asked)
+    folder = results_folder(command, model.run, asked)
     content = metrics_before(folder, model.run, asked)
     answers = answer(
         model.method, rows, indices, model.expects, accelerator,
@@ -62,7 +62,7 @@ def evaluate(command: Evaluate) -> Path:
     return folder
 
 
-def metrics_before(folder: Path, run: Run, asked: Asked) -> dict[str, Any]:
+def metrics_before(folder: Path, run: Run, asked: EvaluationData) -> dict[str, Any]:
     """What metrics.json says already of other splits, and of how the weights were selected."""
     path, own = folder / "metrics.json", run.folder / "metrics.json"
     selection = run.facts.get("selection") or {}
@@ -73,7 +73,7 @@ def metrics_before(folder: Path, run: Run, asked: Asked) -> dict[str, Any]:
         notes = list(asked.rows.notes)
         content["data"] = {"name": asked.rows.name, "fingerprint": asked.fingerprint, "own": asked.own, "notes": notes}
     before = read_metrics(path) if path.exists() else {"splits": {}}
-    refuse_other_data(path, before.get("data", {}).get("fingerprint", asked.fingerprint), asked)
+    check_other_data(path, before.get("data", {}).get("fingerprint", asked.fingerprint), asked)
     changed = run.facts.get("intervention")
     before = before if same_change(before.get("intervention"), changed) else {"splits": {}}
     return before | content | ({"intervention": changed} if changed else {})
@@ -92,7 +92,7 @@ def in_a_thousand(rows: Rows, nine: np.ndarray, model: Model) -> Rows:
     return replace(rows, classes=model.classes, labels=some[rows.labels])
 
 
-def in_nine(answers: Answers, nine: np.ndarray) -> Answers:
+def in_nine(answers: Predictions, nine: np.ndarray) -> Predictions:
     """The answer among 1,000 classes, then mapped; one that is none of the nine is wrong (Xiao et al. 2021)."""
     members = nine[:, None] == np.arange(len(IMAGENET9_CLASSES))
     return replace(

@@ -20,7 +20,7 @@ from .errors import UserError
 from .interventions.apply import (
     QUANTILES,
     SEARCH_FILE,
-    Looked,
+    CachedLook,
     calibrate,
     calibrated,
     keep,
@@ -28,16 +28,16 @@ from .interventions.apply import (
     measured_search,
     only_names,
 )
-from .interventions.file import FILE, Intervention, Sketch, parse_names
+from .interventions.file import FILE, DistanceSketch, Intervention, parse_names
 from .interventions.search import Search, search, table
 from .load import Model
 from .methods.base import PartMethod, part_method
-from .metrics.inference import answering_batches
+from .metrics.inference import inference_batches
 from .vit.weights import weights_sha256
 
 if TYPE_CHECKING:
     from .config import Intervene
-    from .load import Asked
+    from .load import EvaluationData
 
 DRAWN = 8  # pictures
 
@@ -81,7 +81,7 @@ def correct(command: Intervene) -> Outcome:
     accelerator, model = opened(command.run, command.device)
     method = part_method(model.method, str(command.run))
     names = parse_names(command.name)
-    Intervention(command.drop, command.quantile, None, command.force, names).refuse_impossible(method.where.parts)
+    Intervention(command.drop, command.quantile, None, command.force, names).check_impossible(method.where.parts)
     before = only_names(model) if command.clear else kept(model)
     names = dict(before.names if before else {}) | names
     bench = Bench(command, accelerator, model, method, before)
@@ -134,7 +134,7 @@ class Bench:
             now, facts = replace(now, quantile=q, thresholds=sketch.quantile(q)), calibrated(asked, sketch)
         elif not facts and "calibrated" in before.facts:
             facts = {"calibrated": before.facts["calibrated"]}
-        now.refuse_impossible(self.method.where.parts)
+        now.check_impossible(self.method.where.parts)
         return self._save(replace(now, facts=facts))
 
     def find(self, names: dict[int, str]) -> Outcome:
@@ -146,7 +146,7 @@ class Bench:
         notes = () if asked.own else asked.rows.notes  # such as that a part of the training pictures validates
         sketch = self._calibrate(asked)
         batches = self._batches(asked.rows, asked.path, "val")
-        looked = Looked(self.method, asked.rows, batches, self.accelerator)
+        looked = CachedLook(self.method, asked.rows, batches, self.accelerator)
         try:
             found = search(
                 looked, self.method.where.parts, {q: sketch.quantile(q) for q in QUANTILES},
@@ -171,23 +171,23 @@ class Bench:
         by_auc = (self.model.run.facts.get("selection") or {}).get("metric") == "auc" and rows.groups is None
         return self.command.objective or ("auc" if by_auc else None)
 
-    def _asked(self) -> Asked:
+    def _asked(self) -> EvaluationData:
         from .config import Evaluate
-        from .load import data_asked_for, with_classes_of
+        from .load import evaluation_data, match_classes
 
-        asked = data_asked_for(Evaluate(self.command.run, self.command.data, self.command.layout), self.model.run)
-        return replace(asked, rows=with_classes_of(self.model, asked.rows, asked.path))
+        asked = evaluation_data(Evaluate(self.command.run, self.command.data, self.command.layout), self.model.run)
+        return replace(asked, rows=match_classes(self.model, asked.rows, asked.path))
 
     def _batches(self, rows: Rows, path: Path, split: str) -> Batches:
         indices, said = rows.where(split), self.command
         if not len(indices):
             raise UserError(f"{path}: no pictures in the split {split!r}, whose patches --quantile is measured on")
-        return answering_batches(
+        return inference_batches(
             rows, indices, self.model.expects, self.accelerator,
             batch=said.batch, workers=said.workers, cache=said.cache,
         )  # fmt: skip
 
-    def _calibrate(self, asked: Asked) -> Sketch:
+    def _calibrate(self, asked: EvaluationData) -> DistanceSketch:
         batches = self._batches(asked.rows, asked.path, "train")
         try:
             return calibrate(self.method, batches, self.accelerator)

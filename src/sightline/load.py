@@ -23,7 +23,7 @@ from .interventions.file import FILE
 from .methods.restore import Restored, restore
 from .metrics.estimates import Metrics
 from .metrics.groups import evaluate
-from .metrics.predictions import Answers
+from .metrics.predictions import Predictions
 from .sight import Sight
 from .training.distributed import make_accelerator
 from .training.run_folder import Run, read_run, train_counts
@@ -48,7 +48,7 @@ class Model(Restored):
         would look."""
         from .report.notebook import answer_of
 
-        opened = [opened_picture(one) for one in one_by_one(pictures)]
+        opened = [open_image(one) for one in as_list(pictures)]
         if not opened:
             raise UserError("no pictures: give one, or a list of them")
         device = next(self.method.parameters()).device
@@ -71,13 +71,13 @@ class Model(Restored):
         return self.method.look_at(images, mask_to_tensor(mask, self.expects)[None].to(images.device))
 
 
-def one_by_one(pictures: Picture | list[Any]) -> list[Any]:
+def as_list(pictures: Picture | list[Any]) -> list[Any]:
     if isinstance(pictures, np.ndarray | Tensor):
         return list(pictures) if pictures.ndim in (1, 4) else [pictures]
     return list(pictures) if isinstance(pictures, list | tuple) else [pictures]
 
 
-def opened_picture(one: Any) -> Image.Image:
+def open_image(one: Any) -> Image.Image:
     if isinstance(one, Image.Image):
         return upright_rgb(one)
     if isinstance(one, str | Path):
@@ -144,7 +144,7 @@ def opened(folder: Path, device: str, *, intervention: bool = False) -> tuple[Ac
     return accelerator, load_corrected(folder, str(accelerator.device), intervention, aloud=accelerator.is_main_process)
 
 
-def refuse_odd_name(repository: str) -> None:
+def check_odd_name(repository: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -182,7 +182,7 @@ def fetch(said: str) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     repository, _, revision = said.partition("@")
-    refuse_odd_name(repository)
+    check_odd_name(repository)
     try:
         folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(LOADED)))
     except errors.LocalEntryNotFoundError as error:
@@ -200,7 +200,7 @@ def fetch(said: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationData:
     """The data that a run is measured on."""
 
     rows: Rows
@@ -209,7 +209,7 @@ class Asked:
     own: bool  # those that it was trained on
 
 
-def data_asked_for(command: Evaluate, run: Run) -> Asked:
+def evaluation_data(command: Evaluate, run: Run) -> EvaluationData:
     """The run's own data are known by their fingerprint, wherever they lie now; they keep the run's splits."""
     data = run.facts["data"]
     seed = run.facts["config"].get("split_seed", run.facts["seed"])
@@ -228,25 +228,25 @@ def data_asked_for(command: Evaluate, run: Run) -> Asked:
                 f"{data['fingerprint'][:12]}); restore them, or give them explicitly, as other data, after the "
                 f"run: {command.run} {path}"
             )
-        return Asked(rows, path, found, own=True)
+        return EvaluationData(rows, path, found, own=True)
     if command.layout in (None, data["layout"]):
         try:
             rows = read_rows(command.data, layout=data["layout"], seed=seed)
         except UserError:
             rows = None  # so they are others
         if rows is not None and fingerprint(rows) == data["fingerprint"]:
-            return Asked(rows, command.data, data["fingerprint"], own=True)
+            return EvaluationData(rows, command.data, data["fingerprint"], own=True)
     rows = read_rows(command.data, layout=command.layout, seed=seed, whole=True)
     found = fingerprint(rows)
     if found == data["fingerprint"]:  # the same by another name, such as metashift-animals:0
-        return Asked(rows, command.data, found, own=True)
+        return EvaluationData(rows, command.data, found, own=True)
     if command.data.resolve() == Path(data["path"]).resolve():
         note = "these are the data of the run, but changed: it may have been trained on some of these pictures"
         rows = replace(rows, notes=(*rows.notes, note))
-    return Asked(rows, command.data, found, own=False)
+    return EvaluationData(rows, command.data, found, own=False)
 
 
-def with_classes_of(model: Model, rows: Rows, path: Path) -> Rows:
+def match_classes(model: Model, rows: Rows, path: Path) -> Rows:
     """Other data may have fewer classes, or in another order; none that the model does not know."""
     there = {rows.classes[label] for label in np.unique(rows.labels)}
     unknown = sorted(there - set(model.classes))
@@ -259,7 +259,7 @@ def with_classes_of(model: Model, rows: Rows, path: Path) -> Rows:
     return replace(rows, classes=model.classes, labels=place[rows.labels])
 
 
-def folder_for(command: Evaluate, run: Run, asked: Asked) -> Path:
+def results_folder(command: Evaluate, run: Run, asked: EvaluationData) -> Path:
     """Made before the work, so that it is not done in vain."""
     option = (command.layout or "").partition(":")[2]
     changed = run.facts.get("intervention", {}).get("folder")
@@ -277,12 +277,12 @@ def same_change(one: dict[str, Any] | None, other: dict[str, Any] | None) -> boo
     return said[0] == said[1]
 
 
-def refuse_other_data(path: Path, known: str, asked: Asked) -> None:
+def check_other_data(path: Path, known: str, asked: EvaluationData) -> None:
     if known != asked.fingerprint:
         raise UserError(f"{path}: is about other data (fingerprint {known[:12]}); choose another --out")
 
 
-def measure(answers: Answers, run: Run) -> Metrics:
+def measure(answers: Predictions, run: Run) -> Metrics:
     """With the counts of training, where its groups are these."""
     counts = train_counts(run)
     if counts is None or not answers.group_names:

@@ -17,7 +17,7 @@ from PIL import Image
 from .config import Predict
 from .console.files import as_csv, make_folder, make_way, write
 from .console.terminal import counted, fail
-from .data.drawing import as_seen, to_pictures
+from .data.drawing import as_seen, to_images
 from .data.images import find_images, read_image, to_tensor
 from .errors import UserError
 from .load import load_corrected
@@ -65,7 +65,7 @@ def predict(command: Predict) -> Guesses:
     return Guesses(text, len(paths), len(paths) - len(lines), tuple(unseen))
 
 
-def refuse_to_replace(path: Path | None) -> None:
+def check_to_replace(path: Path | None) -> None:
     """Anything but earlier answers: a slip of the finger would cost somebody's table."""
     if path is None or not path.is_file() or not path.stat().st_size:
         return
@@ -108,7 +108,7 @@ def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
 
 def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sight: Sight) -> None:
     """What was seen of each picture."""
-    for name, picture in zip(names, to_pictures(as_seen(images, sight)), strict=True):
+    for name, picture in zip(names, to_images(as_seen(images, sight)), strict=True):
         make_folder((folder / name).parent)
         try:
             picture.save(folder / name)
@@ -121,7 +121,7 @@ def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sig
 
 def run_command(command: Predict) -> int:
     make_way(command.out)
-    refuse_to_replace(command.out)
+    check_to_replace(command.out)
     guesses = predict(command)
     if command.out is None:
         sys.stdout.write(guesses.text)

@@ -21,7 +21,7 @@ from .data.unlabelled import read_pictures
 from .errors import UserError
 from .methods.dino import Dino, geometry
 from .train import begin_together, fit
-from .training.context import Desk, deterministic, refuse_uneven
+from .training.context import TrainContext, check_even_split, deterministic
 from .training.distributed import make_accelerator
 from .vit.backbones import own_vit
 from .vit.model import ViT
@@ -34,14 +34,14 @@ def pretrain(config: Pretrain) -> Path:
     rows = read_pictures(config.data, layout=config.layout, seed=config.split_seed)
     with deterministic(config.deterministic):
         accelerator = make_accelerator(config.device, config.precision)
-        refuse_hopeless(config, rows, accelerator.num_processes)
+        validate_config(config, rows, accelerator.num_processes)
         run = begin_together(config, rows, accelerator)
         learner = new_learner(config)
         expects = learner.teacher.vit.config.input
         if accelerator.is_main_process:
             run.note(vit=asdict(learner.teacher.vit.config))
             print_notes(Console(highlight=False), rows.notes)
-        learner = cast(Dino, fit(learner, Desk(rows, run, accelerator, expects), config))
+        learner = cast(Dino, fit(learner, TrainContext(rows, run, accelerator, expects), config))
     if accelerator.is_main_process:
         save_backbone(learner.teacher.vit, run.folder / "backbone.safetensors", torch.float16)
         run.note(state="finished")
@@ -57,7 +57,7 @@ def new_learner(config: Pretrain) -> Dino:
         return Dino(ViT(own_vit(config.size, patch, pixels, config.registers)), config)
 
 
-def refuse_hopeless(config: Pretrain, rows: Rows, processes: int) -> None:
+def validate_config(config: Pretrain, rows: Rows, processes: int) -> None:
     """Settings that cannot work, said before anything is begun."""
     patch, pixels, early, _ = geometry(config)
     count = len(rows.where("train"))
@@ -88,7 +88,7 @@ def refuse_hopeless(config: Pretrain, rows: Rows, processes: int) -> None:
     for is_wrong, complaint in complaints:
         if is_wrong:
             raise UserError(complaint)
-    refuse_uneven(batch, processes, config.accumulate)
+    check_even_split(batch, processes, config.accumulate)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

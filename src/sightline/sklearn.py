@@ -79,7 +79,7 @@ class SightlineClassifier(ClassifierMixin, BaseEstimator):
         names = class_names(self.classes_)
         told = self._told()
         if groups is None:
-            refuse_without_groups(told)
+            check_without_groups(told)
         home = self._home()
         validating = chosen(labels, groups, self.validation, self.seed)
         columns = {
@@ -152,7 +152,7 @@ def class_names(classes: np.ndarray) -> list[str]:
     return names
 
 
-def refuse_without_groups(told: Any) -> None:
+def check_without_groups(told: Any) -> None:
     """What the command line would ask a column of the data for."""
     for needed, what in (
         (told.func.needs_groups, told.func.method),
@@ -179,14 +179,14 @@ def chosen(labels: np.ndarray, groups: Sequence[Any] | None, share: float, seed:
 
 def filed(one: Any, path: Path) -> str:
     """Where a picture is; one that is in memory is written down."""
-    from .load import opened_picture
+    from .load import open_image
 
     if isinstance(one, str | Path):
         return str(Path(one).expanduser().resolve())
     if isinstance(one, np.ndarray) and one.dtype == bool:
         one = 255 * one.astype(np.uint8)
     path.parent.mkdir(exist_ok=True)
-    opened_picture(one).save(path)
+    open_image(one).save(path)
     return str(path.resolve())
 
 

@@ -35,23 +35,23 @@ from .data.rows import Rows, read_rows
 from .errors import UserError
 from .methods import maker_of
 from .metrics.groups import evaluate
-from .metrics.inference import answer_batches
+from .metrics.inference import predict_batches
 from .sight import Method
 from .training.checkpoint import Clock, load_tensors, pack, save_tensors, unpack
 from .training.context import (
-    Desk,
-    Learner,
-    Lesson,
-    When,
+    StepInfo,
+    Trainable,
+    TrainBatch,
+    TrainContext,
+    check_files_exist,
+    check_processes,
+    class_log_prior,
     deterministic,
-    exam_batches,
-    log_prior,
-    places_in_epoch,
-    refuse_absent,
-    refuse_hopeless,
-    refuse_processes_apart,
-    telling_what_finds_all,
+    positions_in_epoch,
+    split_batches,
+    suggesting_check,
     training_batches,
+    validate_config,
     view,
 )
 from .training.distributed import make_accelerator
@@ -66,17 +66,17 @@ from .vit.model import Block
 def train(config: Train) -> Path:
     """Data in, run folder out."""
     rows = read_rows(config.data, layout=config.layout, seed=config.split_seed)
-    refuse_hopeless(config, rows)
-    with deterministic(config.deterministic), telling_what_finds_all(config, rows):
+    validate_config(config, rows)
+    with deterministic(config.deterministic), suggesting_check(config, rows):
         accelerator = make_accelerator(config.device, config.precision)
-        refuse_processes_apart(config, rows, accelerator.num_processes)
+        check_processes(config, rows, accelerator.num_processes)
         run = begin_together(config, rows, accelerator)
         model, expects = maker_of(config.method)(config, rows, run, accelerator)
-        desk = Desk(model.with_masks(rows), run, accelerator, expects)
+        desk = TrainContext(model.with_masks(rows), run, accelerator, expects)
         if isinstance(config, Loop):
             model.prepare(desk, train)
             model = fit(model, desk, config)
-        conclude(cast(Method, model), desk, config)
+        final_evaluation(cast(Method, model), desk, config)
     return run.folder
 
 
@@ -85,7 +85,7 @@ def begin_together(config: Train, rows: Rows, accelerator: Accelerator) -> Run:
     run, problem = None, None
     if accelerator.is_main_process:
         try:
-            refuse_absent(rows)
+            check_files_exist(rows)
             run = begin(config, rows)
             run.note(processes=accelerator.num_processes, device=str(accelerator.device))
         except UserError as error:
@@ -96,14 +96,14 @@ def begin_together(config: Train, rows: Rows, accelerator: Accelerator) -> Run:
     return run or read_run(config.folder)
 
 
-def conclude(model: Method, desk: Desk, config: Train) -> None:
+def final_evaluation(model: Method, desk: TrainContext, config: Train) -> None:
     """Answers and metrics of the chosen weights, on the validation data and, once, on the test data."""
     metrics, main, folder = {}, desk.accelerator.is_main_process, desk.run.folder / "predictions"
     for split in ("val", "test"):
         if not len(desk.rows.where(split)):
             continue
-        with closing(exam_batches(desk, split, config, masks=model.needs_masks)) as batches:
-            answers = answer_batches(model, desk.rows, batches, desk.accelerator)
+        with closing(split_batches(desk, split, config, masks=model.needs_masks)) as batches:
+            answers = predict_batches(model, desk.rows, batches, desk.accelerator)
         if main:
             folder.mkdir(exist_ok=True)
             answers.save_csv(folder / f"{split}.csv")
@@ -133,13 +133,13 @@ class State:
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainState:
     """A model in training and everything that takes."""
 
-    model: Learner
+    model: Trainable
     wrapped: nn.Module  # the same, for several processes
     optimizer: Any
-    average: Learner | None
+    average: Trainable | None
     state: State
     batches: Batches
     exam: Batches
@@ -148,17 +148,17 @@ class Course:
     board: Board
     clock: Clock
     stopping: threading.Event
-    desk: Desk
+    desk: TrainContext
     config: Loop
 
 
-def fit(model: Learner, desk: Desk, config: Loop) -> Learner:
+def fit(model: Trainable, desk: TrainContext, config: Loop) -> Trainable:
     """Train `model`, and return it with the weights that scored best on the validation data."""
     with ExitStack() as to_close:
         course = set_up(model, desk, config, to_close)
         while course.state.epoch < config.epochs and not course.state.finished:
-            speed = teach(course)
-            line = examine(course)
+            speed = train_epoch(course)
+            line = validate(course)
             course.progress.epoch(line, config.select, speed)
             if course.state.finished and desk.accelerator.is_main_process:
                 desk.run.note(speed=speed.to_dict())
@@ -168,18 +168,18 @@ def fit(model: Learner, desk: Desk, config: Loop) -> Learner:
                 stop(course)
     desk.accelerator.wait_for_everyone()
     for module in model.modules():
-        module._compiled_call_impl = None  # as in `examine`
+        module._compiled_call_impl = None  # as in `validate`
     model.load_state_dict(load_tensors(desk.run.best)[0])
     return model.eval()
 
 
-def set_up(model: Learner, desk: Desk, config: Loop, to_close: ExitStack) -> Course:
+def set_up(model: Trainable, desk: TrainContext, config: Loop, to_close: ExitStack) -> TrainState:
     accelerator = desk.accelerator
     batches = training_batches(desk, config, model)
     to_close.callback(batches.close)
-    exam = exam_batches(desk, "val", config, masks=model.needs_masks)
+    exam = split_batches(desk, "val", config, masks=model.needs_masks)
     to_close.callback(exam.close)
-    model.to(accelerator.device).log_prior = log_prior(desk, config)
+    model.to(accelerator.device).class_log_prior = class_log_prior(desk, config)
     average = copy.deepcopy(model).eval().requires_grad_(False) if config.average else None
     optimizer = make_optimizer(model, config, batches, accelerator.device)
     state = go_on(desk.run, model, optimizer, average, accelerator)
@@ -189,14 +189,14 @@ def set_up(model: Learner, desk: Desk, config: Loop, to_close: ExitStack) -> Cou
     done, main = state.epoch * len(batches) + state.step, accelerator.is_main_process
     progress = Progress(config.epochs * len(batches), done, main, processes=accelerator.num_processes)
     to_close.callback(progress.close)
-    return Course(
+    return TrainState(
         model, wrapped, optimizer, average, state, batches, exam, view(config.augment, desk.expects)[1], progress,
         tensorboard(desk.run, config.tensorboard and main, to_close), Clock(config.save_minutes, accelerator),
         to_close.enter_context(stopping_between_steps(accelerator)), desk, config,
     )  # fmt: skip
 
 
-def teach(course: Course) -> Speed:
+def train_epoch(course: TrainState) -> Speed:
     """The steps of one epoch, or those that are left of it."""
     state, config, batches, learner = course.state, course.config, course.batches, course.model
     accelerator, device = course.desk.accelerator, course.desk.accelerator.device
@@ -204,15 +204,15 @@ def teach(course: Course) -> Speed:
     began, waited, first = now(device), batches.waited, state.step
     try:
         for batch in batches.epoch(state.epoch, start=state.step):
-            places = places_in_epoch(state.step, len(batch), batches)
-            when = When(config.seed, state.epoch, state.step, config.epochs, len(batches), places)
-            set_rate(course.optimizer, when, config.warmup)
+            places = positions_in_epoch(state.step, len(batch), batches)
+            when = StepInfo(config.seed, state.epoch, state.step, config.epochs, len(batches), places)
+            set_learning_rate(course.optimizer, when, config.warmup)
             torch.manual_seed(step_seed(when, accelerator.process_index))
             lesson = learner.lesson(batch.to(device), course.augment, when)
-            losses = take_step(course.wrapped, lesson, course.optimizer, accelerator, config, batches.batch)
-            learner.stepped(when)
+            losses = train_step(course.wrapped, lesson, course.optimizer, accelerator, config, batches.batch)
+            learner.after_step(when)
             if course.average is not None and config.average:
-                follow(course.average, learner, config.average, when.number)
+                update_ema(course.average, learner, config.average, when.number)
             for name, value in losses.items():
                 state.sums[name] = state.sums[name] + value if name in state.sums else value
             state.step += 1
@@ -229,18 +229,18 @@ def teach(course: Course) -> Speed:
     return Speed((state.step - first) * batches.batch, now(device) - began, batches.waited - waited)
 
 
-def examine(course: Course) -> dict[str, Any]:
+def validate(course: TrainState) -> dict[str, Any]:
     """What the epoch has come to: the line for the log. The best weights so far are kept."""
     state, config, desk = course.state, course.config, course.desk
     epoch, main = state.epoch + 1, desk.accelerator.is_main_process
-    rate = base_lr(config, course.batches) * cosine(state.epoch, config.epochs) * risen(epoch, config.warmup)
+    rate = base_lr(config, course.batches) * cosine(state.epoch, config.epochs) * warmup_factor(epoch, config.warmup)
     losses = {name: total / max(1, state.step) for name, total in summed(state, desk.accelerator).items()}
-    refuse_divergence(losses, course)
+    check_divergence(losses, course)
     candidate = course.model if course.average is None else course.average
     candidate.eval()
     # Not compiled: pictures that hide different shares would be compiled anew again and again.
     with torch.compiler.set_stance("force_eager") if config.compile else nullcontext():
-        found = candidate.examine(course.exam, desk, config.select)
+        found = candidate.validate(course.exam, desk, config.select)
     result = found[config.select]
     line = {"epoch": epoch, "lr": rate, "batch": course.batches.batch} | losses | found
     if state.best is None or result > state.best:
@@ -256,7 +256,7 @@ def examine(course: Course) -> dict[str, Any]:
     return line
 
 
-def take_step(wrapped, lesson: Lesson, optimizer, accelerator, config: Loop, total: int) -> dict[str, Tensor]:
+def train_step(wrapped, lesson: TrainBatch, optimizer, accelerator, config: Loop, total: int) -> dict[str, Tensor]:
     """One update from this process's share of a batch of `total`; the losses, each weighed by that share."""
     parts = lesson.in_parts(min(config.accumulate, len(lesson.labels)))
     sums: dict[str, Tensor] = {}
@@ -276,19 +276,19 @@ def take_step(wrapped, lesson: Lesson, optimizer, accelerator, config: Loop, tot
     return sums
 
 
-def step_seed(when: When, rank: int) -> int:
+def step_seed(when: StepInfo, rank: int) -> int:
     """For dropout and the like: a number of its own for every step of every process."""
     return int(np.random.SeedSequence([when.seed, when.epoch, when.step, rank]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def set_rate(optimizer, when: When, warmup: float) -> None:
+def set_learning_rate(optimizer, when: StepInfo, warmup: float) -> None:
     """A cosine per epoch; in the first `warmup` epochs also a line from 0, per step."""
-    share = cosine(when.epoch, when.epochs) * risen((when.number + 1) / when.steps, warmup)
+    share = cosine(when.epoch, when.epochs) * warmup_factor((when.number + 1) / when.steps, warmup)
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * share
 
 
-def risen(done: float, warmup: float) -> float:
+def warmup_factor(done: float, warmup: float) -> float:
     """The share of the learning rate that warming up allows at the end of `done` epochs."""
     return min(1.0, done / warmup) if warmup else 1.0
 
@@ -303,7 +303,7 @@ def base_lr(config: Loop, batches: Batches) -> float:
     return config.lr * math.sqrt(batches.batch / 128)
 
 
-def make_optimizer(model: Learner, config: Loop, batches: Batches, device: torch.device) -> torch.optim.Optimizer:
+def make_optimizer(model: Trainable, config: Loop, batches: Batches, device: torch.device) -> torch.optim.Optimizer:
     """AdamW; the decay falls with the root of the number of steps."""
     lr = base_lr(config, batches)
     decay = config.weight_decay / math.sqrt(max(1, len(batches) * config.epochs))
@@ -322,7 +322,7 @@ def compile_blocks(model: nn.Module) -> None:
             module.compile()
 
 
-def follow(average: nn.Module, model: nn.Module, decay: float, updates: int) -> None:
+def update_ema(average: nn.Module, model: nn.Module, decay: float, updates: int) -> None:
     """The moving average after `updates` earlier ones; the first is a copy, so untrained weights are forgotten."""
     decay = min(decay, 1 - (1 + updates) ** (-2 / 3))
     with torch.no_grad():
@@ -341,11 +341,11 @@ def now(device: torch.device) -> float:
 # ---- coming back -----------------------------------------------------------------------------------------------------
 
 
-def save(course: Course) -> None:
+def save(course: TrainState) -> None:
     """Never the weights that a loss which is no number has led to. All processes must take part."""
     state, accelerator = course.state, course.desk.accelerator
     sums = summed(state, accelerator)
-    refuse_divergence(sums, course)
+    check_divergence(sums, course)
     save_best(course)
     if accelerator.is_main_process:
         plain = getattr(course.optimizer, "optimizer", course.optimizer)
@@ -353,7 +353,7 @@ def save(course: Course) -> None:
         save_tensors(course.desk.run.last, pack(course.model, plain, course.average), facts)
 
 
-def save_best(course: Course) -> None:
+def save_best(course: TrainState) -> None:
     """Together with the rest: a run that goes on from before would not know where they came from."""
     state = course.state
     if state.unsaved:
@@ -386,7 +386,7 @@ def summed(state: State, accelerator: Accelerator) -> dict[str, float]:
     return dict(zip(names, accelerator.reduce(sums, "sum").tolist(), strict=True))
 
 
-def refuse_divergence(losses: dict[str, float], course: Course) -> None:
+def check_divergence(losses: dict[str, float], course: TrainState) -> None:
     if not math.isfinite(losses.get("loss", 0.0)):
         save_best(course)
         raise UserError(
@@ -395,7 +395,7 @@ def refuse_divergence(losses: dict[str, float], course: Course) -> None:
         )
 
 
-def stop(course: Course) -> None:
+def stop(course: TrainState) -> None:
     save(course)
     raise KeyboardInterrupt
 

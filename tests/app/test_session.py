@@ -20,7 +20,7 @@ from sightline.errors import UserError
 from sightline.interventions.apply import calibrate, intervened
 from sightline.interventions.file import Intervention
 from sightline.load import load_as_trained as load
-from sightline.metrics.inference import answering_batches
+from sightline.metrics.inference import inference_batches
 from sightline.train import train
 from sightline.training.distributed import make_accelerator
 
@@ -120,7 +120,7 @@ def test_the_slider_uses_the_distances_that_intervene_measures(run, toy):
     few = opened(run, sample=8)
     rows = few.asked.rows
     at = rows.where("train")[np.linspace(0, 31, 8).round().astype(int)]
-    batches = answering_batches(rows, at, few.model.expects, make_accelerator("cpu"), batch=16, workers=0)
+    batches = inference_batches(rows, at, few.model.expects, make_accelerator("cpu"), batch=16, workers=0)
     sketch = calibrate(few.method, batches, few.accelerator)
     assert few.wish(shown=[0, 1, 2], removed=10).thresholds == sketch.quantile(0.9)
 

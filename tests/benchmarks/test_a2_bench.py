@@ -18,11 +18,12 @@ from sightline.errors import UserError
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import a2
-import crop_search
-import lanes
 from a2_jobs import MovedMasks, Setting, command_of, moved_masks
 from a2_results import collect, lines_in, mean_of, pictures_in, record_all
 from a2_rows import Backbone, Look, Row, first_go, second_go
+
+import crop_search
+import lanes
 
 ROWS = (
     "full, N", "centre, N", "DFR train, N", "A2 N>N", "A2 N>N, DFR train", "A2 N>N, block -1, mean",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sightline.metrics.estimates import Estimate
-from sightline.metrics.predictions import Answers
+from sightline.metrics.predictions import Predictions
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -19,20 +19,23 @@ from a2_evidence import Apart, Column, Contrast, Evidence, GainsMore, contrast, 
 from a2_family import Members, knn, matched
 from a2_files import Duel, Localises, Supervised
 from a2_results import stratum
-from claims import FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED, Claim, conclude, find
 from waterbirds_rows import folder_of
+
+from claims import FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED, Claim, final_evaluation, find
 
 GROUPS = ("duck/meadow", "duck/water", "stork/meadow", "stork/water")
 EACH = 300
 
 
-def answers(mistakes: int, from_the_end: bool = False) -> Answers:
+def answers(mistakes: int, from_the_end: bool = False) -> Predictions:
     """Every group of 300 has so many mistakes: the first ones, or the last."""
     groups = np.repeat(np.arange(4), EACH)
     labels, place = groups // 2, np.tile(np.arange(EACH), 4)
     wrong = place >= EACH - mistakes if from_the_end else place < mistakes
     logits = 4.0 * np.eye(2)[np.where(wrong, 1 - labels, labels)]
-    return Answers.from_logits([f"{i}.png" for i in range(4 * EACH)], labels, logits, ("duck", "stork"), groups, GROUPS)
+    return Predictions.from_logits(
+        [f"{i}.png" for i in range(4 * EACH)], labels, logits, ("duck", "stork"), groups, GROUPS
+    )
 
 
 @pytest.fixture
@@ -98,7 +101,7 @@ def claim(evidence: Evidence, name: str, pretrained: Path | None = None) -> Clai
 def test_a_margin_is_compared_with_a_margin(evidence, tuned, expected):
     for kind in PHOTOGRAPHS:
         add_margins(evidence, kind, tuned)
-    assert conclude(claim(evidence, "A14"), evidence)[0] == expected
+    assert final_evaluation(claim(evidence, "A14"), evidence)[0] == expected
 
 
 @pytest.mark.parametrize(("elsewhere", "expected"), [(None, UNDECIDED), (160, FAILS)])
@@ -106,7 +109,7 @@ def test_a_margin_on_one_set_is_not_the_margin_on_all(evidence, elsewhere, expec
     add_margins(evidence, "birds", 40)
     for kind in PHOTOGRAPHS[1:] if elsewhere else ():
         add_margins(evidence, kind, elsewhere)
-    assert conclude(claim(evidence, "A14"), evidence)[0] == expected
+    assert final_evaluation(claim(evidence, "A14"), evidence)[0] == expected
 
 
 @pytest.mark.parametrize(("fewest", "expected"), [(90, HOLDS), (30, UNDECIDED), (10, FAILS)])
@@ -115,7 +118,7 @@ def test_fewer_crops_must_gain_more_where_the_scene_says_more(evidence, fewest, 
     for row, o2o, disjoint in (("A2 S>S", 10, 10), ("A2 S>S, 4 crops", fewest, 30)):
         add(evidence, row, o2o, "o2o", from_the_end=True)
         add(evidence, row, disjoint, "disjoint", from_the_end=True)
-    found = conclude(claim(evidence, "A8"), evidence)
+    found = final_evaluation(claim(evidence, "A8"), evidence)
     assert found[0] == expected
     (deciding,) = [one for one in found[1] if one.decides]
     assert deciding.difference.value == pytest.approx((fewest - 30) / EACH)
@@ -152,7 +155,7 @@ def test_who_loses_more_far_from_the_centre_leans_on_it(tmp_path, ifam, expected
     add(evidence, "A2 S>S", 20)
     add(evidence, "full, S", 30)
     add_pictures(evidence, "birds", "distances", {"distance": np.tile(np.arange(EACH) / 1000, 4)})
-    conclusion, (accuracy, _) = conclude(claim(evidence, "A7"), evidence)
+    conclusion, (accuracy, _) = final_evaluation(claim(evidence, "A7"), evidence)
     assert (conclusion, accuracy.verdict) == (expected, expected)
 
 
@@ -164,7 +167,7 @@ def test_ifam_is_held_against_crops_with_its_own_backbone(tmp_path):
     )
     for row, mistakes in (("full, S", 50), ("full, T", 50), ("A2 S>S, 2 crops", 9), ("A2 S>S", 1), ("A2 S>T", 60)):
         add(evidence, row, mistakes)
-    found = [one for one in conclude(claim(evidence, "A12"), evidence)[1] if one.decides]
+    found = [one for one in final_evaluation(claim(evidence, "A12"), evidence)[1] if one.decides]
     assert [one.verdict for one in found] == [HOLDS, NOT_RUN]
     assert "A2 S>T" in found[0].test
 
@@ -190,7 +193,7 @@ def test_sizes_are_compared_after_equal_steps_and_when_they_know_equally_much(ev
     assert knn(evidence.runs / "family", "ti@1") == 0.5
     members = Members([("nano", ""), ("ti", "")], [("ti", 1, ""), ("ti", 5, "")])
     assert matched(evidence.runs / "family", members) == {"ti": "ti@5"}
-    conclusion, findings = conclude(claim(evidence, "A1"), evidence)
+    conclusion, findings = final_evaluation(claim(evidence, "A1"), evidence)
     assert conclusion == expected
     assert [one.verdict for one in findings if one.decides] == [HOLDS, expected]
 
@@ -199,7 +202,7 @@ def test_a_size_without_a_matched_state_is_told_of(evidence):
     for name, right in (("nano", 0.7), ("ti", 0.8), ("s", 0.9), ("s@2", 0.7)):
         add_member(evidence, name, 0.5, right)
     for name in ("A1", "A13"):
-        every = [one for one in conclude(claim(evidence, name), evidence)[1] if one.test.startswith("family")]
+        every = [one for one in final_evaluation(claim(evidence, name), evidence)[1] if one.test.startswith("family")]
         missing = [one for one in every if one.verdict == NOT_RUN]
         assert {one.decides for one in missing if "mass" in one.test} == {True}
         assert all("ti@matched" in one.test for one in missing)
@@ -210,7 +213,9 @@ def test_a_size_without_a_matched_state_is_told_of(evidence):
 def test_registers_must_take_over_when_sizes_know_equally_much_too(evidence, early, expected):
     for name, right, last in (("nano", 0.7, 0.3), ("ti", 0.9, 0.5), ("ti@2", 0.7, early)):
         add_member(evidence, name, 0.5, right, (0.1, 0.1, last))
-    found = [one for one in conclude(claim(evidence, "A13"), evidence)[1] if one.test.startswith("family: registers")]
+    found = [
+        one for one in final_evaluation(claim(evidence, "A13"), evidence)[1] if one.test.startswith("family: registers")
+    ]
     assert [one.verdict for one in found] == [HOLDS, expected]
     assert ["ti@2" in one.test for one in found] == [False, True]
 
@@ -232,7 +237,7 @@ def test_where_nobody_looks_at_the_thing_sizes_are_not_compared(evidence, tmp_pa
     even = {"value": 0.1, "interval": [0.099, 0.101], "n": 9}
     path = tmp_path / "family.json"
     path.write_text(json.dumps({"family": family, "mass_of_even": even}))
-    conclusion, findings = conclude(claim(evidence, "A2", path), evidence)
+    conclusion, findings = final_evaluation(claim(evidence, "A2", path), evidence)
     assert conclusion == expected
     assert [one.verdict for one in findings] == [expected] * 3 + [HOLDS] * 2
     assert ("does not localise" in findings[0].note) == (expected == UNDECIDED)

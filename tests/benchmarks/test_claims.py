@@ -10,27 +10,30 @@ import pytest
 
 from sightline.errors import UserError
 from sightline.metrics.estimates import Estimate
-from sightline.metrics.predictions import Answers
+from sightline.metrics.predictions import Predictions
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import claims
 from claim_figures import Runs, balanced_gain
-from claims import CLAIMS, FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED, Beats, Certified, Claim, Proved, TellsLabel
 from waterbirds_results import mean_over_seeds
 from waterbirds_rows import CONTROLS, OTHER_FILLS, ROWS, TRUE, TRUE_PIXELS, folder_of
+
+import claims
+from claims import CLAIMS, FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED, Beats, Certified, Claim, Proved, TellsLabel
 
 GROUPS = ("duck/meadow", "duck/water", "stork/meadow", "stork/water")
 EACH = 500
 
 
-def answers_with(mistakes: int) -> Answers:
+def answers_with(mistakes: int) -> Predictions:
     """Every group of 500 has so many mistakes: the first ones, so that runs are wrong about the same pictures."""
     groups = np.repeat(np.arange(4), EACH)
     labels = groups // 2
     wrong = np.tile(np.arange(EACH) < mistakes, 4)
     logits = 4.0 * np.eye(2)[np.where(wrong, 1 - labels, labels)]
-    return Answers.from_logits([f"{i}.png" for i in range(4 * EACH)], labels, logits, ("duck", "stork"), groups, GROUPS)
+    return Predictions.from_logits(
+        [f"{i}.png" for i in range(4 * EACH)], labels, logits, ("duck", "stork"), groups, GROUPS
+    )
 
 
 @pytest.fixture
@@ -127,7 +130,7 @@ def test_tests_beside_the_claim_do_not_decide_it(runs):
     for row, mistakes in (("iFAM K=8", 20), ("iFAM K=1", 150), ("ERM", 60)):
         add(runs, row, mistakes)
     claim = Claim("X", "", "", (Beats("iFAM K=8", "ERM"), Beats("iFAM K=1", "ERM", decides=False)))
-    conclusion, findings = claims.conclude(claim, runs)
+    conclusion, findings = claims.final_evaluation(claim, runs)
     assert (conclusion, [finding.verdict for finding in findings]) == (HOLDS, [HOLDS, FAILS])
 
 
@@ -220,11 +223,11 @@ def test_pixel_exact_sight_must_beat_every_control(runs):
         add(runs, row, 80)
     for row in (TRUE_PIXELS, *OTHER_FILLS[:-1]):
         add(runs, row, 20)
-    assert claims.conclude(claim, runs)[0] == UNDECIDED  # one of its tests was not run
+    assert claims.final_evaluation(claim, runs)[0] == UNDECIDED  # one of its tests was not run
     noise = add(runs, OTHER_FILLS[-1], 20)
-    assert claims.conclude(claim, runs)[0] == HOLDS
+    assert claims.final_evaluation(claim, runs)[0] == HOLDS
     answers_with(150).save_csv(noise / "predictions" / "test.csv")
-    assert claims.conclude(claim, runs)[0] == FAILS
+    assert claims.final_evaluation(claim, runs)[0] == FAILS
 
 
 def test_a_certificate_beside_the_claim_does_not_decide_it(runs):
@@ -265,7 +268,7 @@ def test_what_is_not_measured_says_what_to_type(runs):
 
 
 def test_a_claim_that_cannot_be_tested_says_so(runs):
-    assert claims.conclude(Claim("X", "", "", lacks="CLIP's weights"), runs) == (NOT_TESTABLE, [])
+    assert claims.final_evaluation(Claim("X", "", "", lacks="CLIP's weights"), runs) == (NOT_TESTABLE, [])
 
 
 def test_every_claim_is_about_rows_that_the_benchmark_trains():

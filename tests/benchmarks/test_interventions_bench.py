@@ -14,18 +14,15 @@ from sightline.data.rows import read_rows
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.interventions.file import Intervention
-from sightline.metrics.predictions import Answers
+from sightline.metrics.predictions import Predictions
 from sightline.train import train
 
 from .intervening import EACH, add
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import interventions
 import interventions_claims as claims
 from claim_figures import Missing
-from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, conclude
-from interventions import TURNS, Interventions, command_of, folder, lacks, turn_of, wanted
 from interventions_claims import claims_about, deciding_rows, less, rows_named
 from interventions_evidence import Evidence, Term, contrast, outcomes_in, table_of
 from interventions_kinds import Contrast, Costs, Faster, SilentOnNoise, TookTheObject
@@ -34,7 +31,7 @@ from interventions_measure import (
     SIGHT,
     SIGHTS,
     TEST,
-    How,
+    PartSettings,
     is_measured,
     keypoints_of,
     measure,
@@ -43,6 +40,10 @@ from interventions_measure import (
 )
 from interventions_rows import ABLATED, BUILDS, SETS, Row, rows_of
 from waterbirds_rows import folder_of
+
+import interventions
+from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, final_evaluation
+from interventions import TURNS, Interventions, command_of, folder, lacks, turn_of, wanted
 
 EVERY = [row for kind in SETS for row in rows_of(kind)]
 
@@ -118,7 +119,7 @@ def test_every_claim_from_f8_to_f23_has_deciding_tests_on_rows_that_are_run():
 
 
 def test_without_runs_every_claim_is_not_run(tmp_path):
-    assert {conclude(claim, Evidence(tmp_path))[0] for claim in claims_about()} == {NOT_RUN}
+    assert {final_evaluation(claim, Evidence(tmp_path))[0] for claim in claims_about()} == {NOT_RUN}
 
 
 def test_an_intervention_is_held_against_the_same_run_on_the_same_pictures(tmp_path):
@@ -225,7 +226,7 @@ def test_a_run_is_measured_under_every_intervention_once(tmp_path):
     train(Ifam(data, out=path, backbone="random:nano", **told))
     config, row = Interventions(runs=tmp_path / "runs"), Row("birds", "iFAM K=4", "ifam", interventions=True)
     assert lacks(config, row) == ["interventions"]
-    how = How("birds", noise=1, batch=16, workers=0, device="cpu")
+    how = PartSettings("birds", noise=1, batch=16, workers=0, device="cpu")
     measure(path, how)
     assert is_measured(path)
     assert lacks(config, row) == []
@@ -236,7 +237,7 @@ def test_a_run_is_measured_under_every_intervention_once(tmp_path):
     assert found["noise"]["searches"] == 1
     known = outcomes_in(path)
     assert list(known.right) == ["plain", "q0.99", "q0.97", "parts", "quantile", "both", "parts, q0.99"]
-    answers = Answers.load_csv(path / "predictions" / "test.csv", split="test")
+    answers = Predictions.load_csv(path / "predictions" / "test.csv", split="test")
     assert list(known.right["plain"].values()) == answers.correct.astype(float).tolist()
     figures = json.loads((path / SIGHT).read_text())["all"]
     assert list(figures) == ["plain", "q0.99", "q0.97"]
@@ -260,7 +261,7 @@ def test_of_every_drawn_thing_it_is_measured_how_much_each_part_has(tmp_path):
     told = {"size": 32, "epochs": 1, "batch": 12, "workers": 0, "device": "cpu", "sight": "patches", "parts": 2}
     path = folder_of(tmp_path / "runs" / "object", "iFAM K=8", 0)
     train(Ifam(data, out=path, backbone="random:nano", **told))
-    measure(path, How("object", batch=16, workers=0, device="cpu"))
+    measure(path, PartSettings("object", batch=16, workers=0, device="cpu"))
     found = json.loads((path / FOUND).read_text())["objects"]
     places = {line["group_place"] for line in lines}
     assert {*found} == places
@@ -271,11 +272,11 @@ def test_of_every_drawn_thing_it_is_measured_how_much_each_part_has(tmp_path):
     assert max(max(one["share_of_the_object"]) for one in found.values()) > 0
 
 
-def answers_of(right: np.ndarray) -> Answers:
+def answers_of(right: np.ndarray) -> Predictions:
     labels, groups = np.arange(len(right)) % 2, np.arange(len(right)) % 4
     logits = 4.0 * np.eye(2)[np.where(right, labels, 1 - labels)]
     names = ("a/x", "b/x", "a/y", "b/y")
-    return Answers.from_logits([f"{i}.png" for i in range(len(right))], labels, logits, ("a", "b"), groups, names)
+    return Predictions.from_logits([f"{i}.png" for i in range(len(right))], labels, logits, ("a", "b"), groups, names)
 
 
 def test_the_same_intervention_is_asked_about_once_and_shuffled_labels_show_no_gain():

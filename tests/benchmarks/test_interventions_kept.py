@@ -14,14 +14,15 @@ from .intervening import EACH, add
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import interventions
-from claims import HOLDS, UNDECIDED, conclude
-from interventions import Interventions, lacks
 from interventions_claims import claims_about, less
 from interventions_evidence import Evidence, Spread, mark_of, outcomes_in, pack_all, unpack_all, unpacked
 from interventions_kinds import Contrast
 from interventions_measure import TEST
 from interventions_rows import Row, rows_of
+
+import interventions
+from claims import HOLDS, UNDECIDED, final_evaluation
+from interventions import Interventions, lacks
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -66,7 +67,7 @@ def test_committed_verdicts_are_those_of_the_committed_runs():
     known = json.loads((RESULTS / "claims_interventions.json").read_text())["claims"]
     some = [claim for claim in claims_about() if claim.id in ("F9", "F14", "F17")]
     with unpacked(RESULTS / "interventions") as runs:
-        found = {one.id: conclude(one, Evidence(runs, RESULTS / "interventions_h200.json"))[0] for one in some}
+        found = {one.id: final_evaluation(one, Evidence(runs, RESULTS / "interventions_h200.json"))[0] for one in some}
     assert found == {one["id"]: one["verdict"] for one in known if one["id"] in found}
 
 

@@ -20,16 +20,17 @@ from sightline.explain.stress_results import Stressed
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import lanes
 import relevance
 import relevance_claims
 from claim_figures import Missing
-from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, conclude
 from relevance_claims import CLAIMS, AsMuch, BeyondChance, Reaches, Versus
 from relevance_evidence import WORST, Evidence, versus
 from relevance_results import collect, draw_all, pack_all
 from relevance_rows import CURVES, HEADLINE, HEADLINES, Masks, Row, beginnings, chosen, penalised, rates, robustvit
 from waterbirds_rows import folder_of
+
+import lanes
+from claims import FAILS, HOLDS, NOT_RUN, UNDECIDED, final_evaluation
 
 ROWS = ("ERM", "RobustViT, rate 5e-5", "RobustViT, rate 2e-4", "RobustViT", "MaskTune")
 
@@ -387,4 +388,4 @@ def test_any_label_is_reached_or_not(tmp_path):
     assert Reaches("imagenet", "before", 0.9).find(evidence).verdict == HOLDS
     assert Reaches("imagenet", "before", 0.95).find(evidence).verdict == UNDECIDED
     (claim,) = (claim for claim in CLAIMS if claim.id == "R10")
-    assert conclude(claim, evidence)[0] == HOLDS
+    assert final_evaluation(claim, evidence)[0] == HOLDS

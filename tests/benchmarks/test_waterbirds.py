@@ -12,12 +12,10 @@ import pytest
 
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.metrics.predictions import Answers
+from sightline.metrics.predictions import Predictions
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import claims
-import lanes
 import waterbirds
 from waterbirds import Waterbirds, command_of, jobs_of
 from waterbirds_results import answers_of, as_markdown, pack, paired, result_of, show
@@ -33,6 +31,9 @@ from waterbirds_rows import (
     folder_of,
     folders_of,
 )
+
+import claims
+import lanes
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
@@ -199,7 +200,7 @@ def many_kinds(tmp_path):
         folder = folder_of(tmp_path / "runs", row, 0)
         (folder / "predictions").mkdir(parents=True)
         images = [f"{name}.jpg" for name in range(160)]
-        answers = Answers.from_logits(images, of // 2, logits, kinds, of, groups)
+        answers = Predictions.from_logits(images, of // 2, logits, kinds, of, groups)
         answers.save_csv(folder / "predictions" / "test.csv")
         (folder / "run.json").write_text(json.dumps(facts))
         (folder / "metrics.json").write_text("{}")

@@ -230,7 +230,7 @@ def test_damage_is_reported_with_its_reason(tmp_path, pictures):
 
 def test_a_decoder_that_fails_in_its_own_way_stops_nothing(tmp_path, pictures, monkeypatch):
     rows = saved_rows(tmp_path, pictures[:3], [0, 0, 0])
-    read = sys.modules["sightline.data.images"].read_picture
+    read = sys.modules["sightline.data.images"].read_image_file
 
     def moody(rows: Rows, i: int) -> Image.Image:
         if i == 1:

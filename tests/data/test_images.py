@@ -20,9 +20,9 @@ from sightline.data.images import (
     mask_to_tensor,
     open_file,
     read_image,
+    read_image_file,
     read_mask,
-    read_picture,
-    read_picture_mask,
+    read_mask_file,
     to_tensor,
     upright_rgb,
 )
@@ -293,23 +293,23 @@ def test_pictures_are_read_out_of_archives(tmp_path):
         masks=[path and f"pack.zip/pictures/{path}" for path in rows.masks],
     )
     for i in range(3):
-        assert read_picture(packed, i).tobytes() == read_picture(rows, i).tobytes()
-    assert read_picture_mask(packed, 0).tobytes() == read_picture_mask(rows, 0).tobytes()
-    assert read_picture_mask(packed, 2) is None
+        assert read_image_file(packed, i).tobytes() == read_image_file(rows, i).tobytes()
+    assert read_mask_file(packed, 0).tobytes() == read_mask_file(rows, 0).tobytes()
+    assert read_mask_file(packed, 2) is None
     assert open_file(tmp_path, "0.png") == tmp_path / "0.png"
 
 
 def test_a_folder_may_be_called_zip(tmp_path):
     (tmp_path / "odd.zip").mkdir()
     Image.new("RGB", (2, 2)).save(tmp_path / "odd.zip" / "a.png")
-    assert read_picture(one_row(tmp_path, "odd.zip/a.png"), 0).size == (2, 2)
+    assert read_image_file(one_row(tmp_path, "odd.zip/a.png"), 0).size == (2, 2)
 
 
 def test_an_archive_that_is_replaced_is_read_anew(tmp_path):
     for colour in ("red", "blue"):
         Image.new("RGB", (2, 2 if colour == "red" else 3), colour).save(tmp_path / "a.png")
         zipped(tmp_path)
-        colours = read_picture(one_row(tmp_path, "pack.zip/pictures/a.png"), 0).getcolors()
+        colours = read_image_file(one_row(tmp_path, "pack.zip/pictures/a.png"), 0).getcolors()
         assert colours[0][1] == ((255, 0, 0) if colour == "red" else (0, 0, 255))
 
 
@@ -319,19 +319,19 @@ def test_archive_troubles_are_named(tmp_path):
     with pytest.raises(UserError, match=r"pack.zip: no member pictures/b.png"):
         open_file(tmp_path, "pack.zip/pictures/b.png")
     with pytest.raises(UserError, match=r"none.zip/a.png: no such file"):
-        read_picture(one_row(tmp_path, "none.zip/a.png"), 0)
+        read_image_file(one_row(tmp_path, "none.zip/a.png"), 0)
     data = bytearray(archive.read_bytes())
     data[60] ^= 255
     (tmp_path / "hurt.zip").write_bytes(data)
     with pytest.raises(UserError, match=r"hurt.zip/pictures/a.png: a damaged archive"):
-        read_picture(one_row(tmp_path, "hurt.zip/pictures/a.png"), 0)
+        read_image_file(one_row(tmp_path, "hurt.zip/pictures/a.png"), 0)
     (tmp_path / "text.zip").write_text("hello")
     with pytest.raises(UserError, match=r"text.zip: not a zip archive"):
         open_file(tmp_path, "text.zip/a.png")
     with zipfile.ZipFile(tmp_path / "odd.zip", "w") as file:
         file.writestr("a.png", "no picture")
     with pytest.raises(UserError, match=r"odd.zip/a.png: not an image"):
-        read_picture(one_row(tmp_path, "odd.zip/a.png"), 0)
+        read_image_file(one_row(tmp_path, "odd.zip/a.png"), 0)
 
 
 def test_a_forked_process_opens_the_archive_for_itself(tmp_path):
@@ -339,21 +339,21 @@ def test_a_forked_process_opens_the_archive_for_itself(tmp_path):
     rows = write_rows(tmp_path, 8, masks=False)
     zipped(tmp_path)
     packed = replace(rows, images=[f"pack.zip/pictures/{path}" for path in rows.images])
-    expected = [read_picture(packed, i).tobytes() for i in range(8)]
+    expected = [read_image_file(packed, i).tobytes() for i in range(8)]
     child = os.fork()
     if child == 0:
-        same = all(read_picture(packed, i).tobytes() == expected[i] for _ in range(40) for i in range(8))
+        same = all(read_image_file(packed, i).tobytes() == expected[i] for _ in range(40) for i in range(8))
         os._exit(0 if same else 1)
     for _ in range(40):
         for i in reversed(range(8)):
-            assert read_picture(packed, i).tobytes() == expected[i]
+            assert read_image_file(packed, i).tobytes() == expected[i]
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_complaints_about_a_mask_name_its_picture(tmp_path):
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
     with pytest.raises(UserError, match=r"gone.png: no such file \(the mask of a.png\)"):
-        read_picture_mask(one_row(tmp_path, "a.png", masks=["gone.png"]), 0)
+        read_mask_file(one_row(tmp_path, "a.png", masks=["gone.png"]), 0)
 
 
 def test_radiographs_are_read_from_files_and_archives(tmp_path):
@@ -382,9 +382,9 @@ def test_radiographs_are_read_from_files_and_archives(tmp_path):
     assert read_unlabelled(ward).images == ["1.2.840.10008", "IM0001"]
     names = ["data/ward/IM0001", "data/ward/1.2.840.10008", "chests.zip/chest"]
     for path in ("chest.dcm", "chests.zip/chest.dcm", *names):
-        picture = read_picture(one_row(tmp_path, path), 0)
+        picture = read_image_file(one_row(tmp_path, path), 0)
         assert picture.mode == "RGB"
         assert np.array_equal(np.asarray(picture)[..., 0], pixels)
         assert look_at(one_row(tmp_path, path), 0).kinds == ("DICOM",)
     with pytest.raises(UserError, match=r"chests.zip/text.dcm: not a DICOM picture"):
-        read_picture(one_row(tmp_path, "chests.zip/text.dcm"), 0)
+        read_image_file(one_row(tmp_path, "chests.zip/text.dcm"), 0)

@@ -27,7 +27,7 @@ from sightline.explain.perturbation import (
     trapezoid,
 )
 from sightline.explain.segmentation import average_precision, figures_of, outlined
-from sightline.explain.stress import refuse_strangers
+from sightline.explain.stress import check_strangers
 from sightline.explain.stress_results import Stressed
 from sightline.explain.sufficient_subsets import other_labels, sufficient, summary
 from sightline.sight import Prediction, Sight
@@ -248,7 +248,7 @@ def test_a_map_that_is_the_mask_outlines_it_and_its_contrary_does_not():
 )
 def test_neighbours_are_not_sought_where_the_outcome_is_known_before(labels, bank, why):
     with pytest.raises(UserError, match=why) if why else nullcontext():
-        refuse_strangers(np.array(labels), np.array(bank, dtype=np.int64))
+        check_strangers(np.array(labels), np.array(bank, dtype=np.int64))
 
 
 SHORT = ("--limit", 10, "--subsets", 3, "--labels", 2, "--steps", 6, "--maps", "gae", "sight", *QUICK)

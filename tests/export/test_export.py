@@ -23,7 +23,7 @@ from sightline.sight import Sight
 from sightline.train import train
 from sightline.verify.perturbations import fill
 from sightline.vit.model import Input
-from sightline.where.corrections import Claims, Correction
+from sightline.where.corrections import Correction, PartAssignment
 
 from ..commands import typed
 from ..exporting import TOLD, answers, pictures, tiny
@@ -180,7 +180,7 @@ def test_a_file_that_disagrees_is_not_kept(trained, images, tmp_path, monkeypatc
 
 
 def test_switches_are_corrections(generator):
-    claims = Claims(torch.randn(2, 4, 5, 5, generator=generator), torch.rand(2, 5, 5, generator=generator))
+    claims = PartAssignment(torch.randn(2, 4, 5, 5, generator=generator), torch.rand(2, 5, 5, generator=generator))
     kept, always = torch.tensor([True, False, True]), torch.tensor([False, False, True])
     made = switches(kept, always, torch.tensor([0.5, 0.2, 0.7]))
     told = Correction(drop=(1,), force=(2,), farthest=(0.5, 0.2, 0.7))

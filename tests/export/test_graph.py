@@ -11,7 +11,7 @@ from sightline.export.check import compare
 from sightline.export.export import discs
 from sightline.export.graph import need_onnx, to_onnx, traceable
 from sightline.load import load_as_trained as load
-from sightline.methods.base import How, selector
+from sightline.methods.base import PartSettings, selector
 from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.train import train
 
@@ -89,7 +89,7 @@ def test_what_no_graph_can_do_is_refused_with_a_way_out(toy, folder):
     assert "drawn from a hash of each picture; use it from Python: sightline.load" in errors
     assert not (run / "onnx").exists()
     settings = Pdiscoformer(toy, preset="published", parts=2)
-    method = PDiscoFormer(selector(small_vit(classes=0), settings, 2), How.of(settings))
+    method = PDiscoFormer(selector(small_vit(classes=0), settings, 2), PartSettings.of(settings))
     with pytest.raises(UserError, match=r"draws noise also in evaluation.*train with --eval-noise False"):
         traceable(method, "run")
 

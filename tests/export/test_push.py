@@ -15,7 +15,7 @@ import pytest
 import sightline
 from sightline.errors import UserError
 from sightline.export.push import without_paths
-from sightline.load import refuse_odd_name
+from sightline.load import check_odd_name
 
 from ..commands import SMALL, typed
 
@@ -252,4 +252,4 @@ def test_of_paths_only_the_last_name_is_left(said, left):
 @pytest.mark.parametrize("name", ["birds", "a/b/c", "a/b c", "-a/b", ""])
 def test_odd_names_are_refused(name):
     with pytest.raises(UserError, match="OWNER/NAME"):
-        refuse_odd_name(name)
+        check_odd_name(name)

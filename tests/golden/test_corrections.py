@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.where.corrections import Claims, Correction, published_scores
+from sightline.where.corrections import Correction, PartAssignment, published_scores
 from sightline.where.parts import hard_keep
 
 from .conftest import CLOSE, golden
@@ -22,7 +22,7 @@ def seen(stage1, inputs):
 def test_the_same_patches_belong_to_the_same_parts(seen):
     expected = golden("masks.npz")
     assert torch.equal(seen[0].scores.argmax(dim=1), expected["token.assignment"])
-    claims = Claims.of(seen[0], seen[0].scores)
+    claims = PartAssignment.of(seen[0], seen[0].scores)
     own = expected["token.distance"].gather(1, claims.part[:, None])[:, 0]
     torch.testing.assert_close(claims.distances, own, **CLOSE)
     torch.testing.assert_close(seen[1], expected["token.inner_products"], atol=1e-4, rtol=1e-5)
@@ -31,7 +31,7 @@ def test_the_same_patches_belong_to_the_same_parts(seen):
 @pytest.mark.parametrize("q", QUANTILES)
 def test_doubtful_patches_become_background(seen, q):
     expected, (parts, _) = golden("masks.npz"), seen
-    few, claims = int(expected["token.calibration_images"]), Claims.of(parts, parts.scores)
+    few, claims = int(expected["token.calibration_images"]), PartAssignment.of(parts, parts.scores)
     farthest = expected[f"token.distance_threshold_q{q}"]
     torch.testing.assert_close(quantiles(claims.distances[:few], parts.scores[:few], float(q)), farthest, **CLOSE)
     correction = Correction(farthest=tuple(farthest.tolist()))
@@ -52,7 +52,7 @@ def test_published_token_removal(stage1, stage2, inputs, seen, tag):
     lowest = expected[f"token.ip_threshold_{tag}"]
     if tag != "noop":
         few = int(expected["token.calibration_images"])
-        own = products.gather(1, Claims.of(parts, parts.scores).part[:, None])[:few, 0]
+        own = products.gather(1, PartAssignment.of(parts, parts.scores).part[:, None])[:few, 0]
         torch.testing.assert_close(quantiles(own, parts.scores[:few], 1 - float(tag[1:])), lowest, **CLOSE)
     left = published_scores(parts, products, lowest)
     torch.testing.assert_close(left.logits, expected[f"token.ip.{tag}.logits"], atol=1e-4, rtol=1e-5)

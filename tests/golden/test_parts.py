@@ -7,7 +7,7 @@ import torch
 
 from sightline.methods.base import backbone_groups
 from sightline.methods.import_ import OFFICIAL
-from sightline.where.corrections import Claims, Correction
+from sightline.where.corrections import Correction, PartAssignment
 from sightline.where.parts import freeze, hard_keep, pool, soft_keep, straight_through
 
 from ..conftest import shared
@@ -49,7 +49,7 @@ def test_maps_embeddings_scores_and_answers(stage1, stage2, inputs, case):
 
 
 def without(scores: torch.Tensor, dropped: tuple[int, ...]) -> torch.Tensor:
-    return Correction(drop=dropped).keep(Claims(scores, torch.zeros_like(scores[:, 0])))
+    return Correction(drop=dropped).keep(PartAssignment(scores, torch.zeros_like(scores[:, 0])))
 
 
 @pytest.mark.parametrize("case", ["rand", "maps"])

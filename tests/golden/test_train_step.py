@@ -8,11 +8,11 @@ import torch
 
 from sightline.config import Ifam, Shaping
 from sightline.data.augment import Affine
-from sightline.methods.base import Draws, How
+from sightline.methods.base import PartSettings, RandomDraws
 from sightline.methods.ifam import IFam
 from sightline.methods.import_ import OFFICIAL
-from sightline.train import make_optimizer, set_rate
-from sightline.training.context import When
+from sightline.train import make_optimizer, set_learning_rate
+from sightline.training.context import StepInfo
 from sightline.what.masked import MaskedViT
 from sightline.where.parts import soft_keep
 
@@ -24,7 +24,7 @@ PUBLISHED = Ifam(Path("data"), preset="published", head_lr=1e4, prototype_lr=1e3
 
 @pytest.fixture
 def model(stage1, stage2) -> IFam:
-    return IFam(stage1, MaskedViT(stage2), How.of(PUBLISHED)).train()
+    return IFam(stage1, MaskedViT(stage2), PartSettings.of(PUBLISHED)).train()
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def expected():
 
 
 @pytest.fixture
-def draws(expected) -> Draws:
+def draws(expected) -> RandomDraws:
     angle, x, y, scale, *_ = expected["transform"].tolist()
-    return Draws(
+    return RandomDraws(
         noise=expected["gumbel_maps"],
         noise_moved=expected["gumbel_maps_warped"],
         noise_mask=expected["gumbel_mask"],
@@ -102,7 +102,7 @@ def test_the_moved_images_are_seen_as_published(stage1, expected):
 
 def test_parts_are_decorrelated_by_default(stage1, stage2, inputs, draws, expected):
     all_grids_alike = Shaping(total_variation_at=0)
-    how = How.of(Ifam(Path("data"), share_noise=False, shaping=all_grids_alike))
+    how = PartSettings.of(Ifam(Path("data"), share_noise=False, shaping=all_grids_alike))
     ours = IFam(stage1, MaskedViT(stage2), how).losses(inputs["inputs.images"], inputs["inputs.targets"], draws)
     torch.testing.assert_close(ours["orthogonality"], expected["loss.orthogonality_parts"], **LOSS)
     total = torch.stack(list(ours.values())).sum()
@@ -139,7 +139,7 @@ def test_the_schedule_and_the_decay_are_the_published_ones(model, groups):
     decays = {group["weight_decay"] for group in optimizer.param_groups}
     assert sorted(decays) == pytest.approx([0.0, groups["effective_weight_decay"]])
     for epoch in range(recipe["epochs"]):
-        set_rate(optimizer, When(0, epoch, 0, recipe["epochs"], steps, torch.arange(0)), warmup=0.0)
+        set_learning_rate(optimizer, StepInfo(0, epoch, 0, recipe["epochs"], steps, torch.arange(0)), warmup=0.0)
         rates = [group["lr"] for group in optimizer.param_groups]
         assert min(rates) == pytest.approx(groups["lr_per_epoch_backbone"][epoch], rel=1e-9)
         assert max(rates) == pytest.approx(groups["lr_per_epoch_heads"][epoch], rel=1e-9)

@@ -10,14 +10,14 @@ import torch
 from sightline.config import Ifam, Pdiscoformer
 from sightline.data.rows import Rows
 from sightline.errors import UserError
-from sightline.interventions.apply import Looked, calibrate, intervened
-from sightline.interventions.file import Intervention, Sketch, parse_names
-from sightline.methods.base import How, selector
+from sightline.interventions.apply import CachedLook, calibrate, intervened
+from sightline.interventions.file import DistanceSketch, Intervention, parse_names
+from sightline.methods.base import PartSettings, selector
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.training.distributed import make_accelerator
 from sightline.verify.verify import verify
-from sightline.where.corrections import Claims, Correction
+from sightline.where.corrections import Correction, PartAssignment
 from sightline.where.parts import hard_keep
 
 from ..conftest import small_vit
@@ -44,12 +44,12 @@ def taught(model, temperature=5.0):
 
 def ifam(way="default", **changes) -> IFam:
     told, vit = Ifam(Path("data"), **{"parts": 3} | WAYS[way] | changes), small_vit(classes=0)
-    return taught(IFam(selector(vit, told, 2), predictor(vit, told, 2), How.of(told), Pixels.of(told)))
+    return taught(IFam(selector(vit, told, 2), predictor(vit, told, 2), PartSettings.of(told), Pixels.of(told)))
 
 
 def pdiscoformer() -> PDiscoFormer:
     told = Pdiscoformer(Path("data"), parts=3)
-    return taught(PDiscoFormer(selector(small_vit(classes=0), told, 2), How.of(told)))
+    return taught(PDiscoFormer(selector(small_vit(classes=0), told, 2), PartSettings.of(told)))
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def images(generator):
     return (pictures + 0.05 * torch.rand(pictures.shape, generator=generator)).clamp(0, 1)
 
 
-def claims(generator, parts=4, spread=1.0) -> Claims:
+def claims(generator, parts=4, spread=1.0) -> PartAssignment:
     scores = spread * torch.randn(2, parts + 1, 8, 8, generator=generator)
-    return Claims(scores, torch.rand(2, 8, 8, generator=generator))
+    return PartAssignment(scores, torch.rand(2, 8, 8, generator=generator))
 
 
 # ---- what is left out ------------------------------------------------------------------------------------------------
@@ -234,8 +234,8 @@ def rows_for(images) -> Rows:
     return Rows("made up", None, [f"{i}.png" for i in labels], labels, ("a", "b"), np.ones(len(images), dtype=np.int8))
 
 
-def looked(model, images, **more) -> Looked:
-    return Looked(model, rows_for(images), Some(images), make_accelerator("cpu"), **more)
+def looked(model, images, **more) -> CachedLook:
+    return CachedLook(model, rows_for(images), Some(images), make_accelerator("cpu"), **more)
 
 
 def counting(vit) -> list[int]:
@@ -287,20 +287,20 @@ def test_quantiles_in_one_pass_are_exact_to_a_thousandth(q):
     generator = np.random.default_rng(0)
     values = np.concatenate([generator.lognormal(2, 1.5, 3000), generator.normal(40, 3, 5000).clip(1)])
     parts = np.repeat([0, 1], [3000, 5000])
-    sketch, order = Sketch.empty(3), generator.permutation(8000)
+    sketch, order = DistanceSketch.empty(3), generator.permutation(8000)
     for some in np.array_split(order, 7):
         sketch.add(parts[some], values[some])
     found = sketch.quantile(q)
     for part in (0, 1):
         exact = np.quantile(values[parts == part], q, method="lower")
-        assert abs(found[part] / exact - 1) <= Sketch.ERROR * 1.0001
+        assert abs(found[part] / exact - 1) <= DistanceSketch.ERROR * 1.0001
     assert math.isnan(found[2])
 
 
 @pytest.mark.parametrize("q", [0.9, 0.95, 0.97, 0.99])
 def test_distances_that_lie_close_together_are_told_apart_by_rank(q):
     values = np.random.default_rng(0).normal(11.42, 0.08, 40_000)
-    sketch = Sketch.empty(1)
+    sketch = DistanceSketch.empty(1)
     sketch.add(np.zeros(len(values), int), values)
     assert abs((values > sketch.quantile(q)[0]).mean() - (1 - q)) < 0.001
     sketch.add(np.zeros(10**6, int), np.full(10**6, 11.5))

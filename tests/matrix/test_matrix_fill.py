@@ -16,7 +16,7 @@ from sightline.matrix.bench import Bench
 from sightline.matrix.cells import Cell, read_cells
 from sightline.matrix.matrix import fill
 from sightline.metrics.groups import score
-from sightline.metrics.predictions import Answers
+from sightline.metrics.predictions import Predictions
 
 from ..commands import typed
 
@@ -57,8 +57,8 @@ def computed(monkeypatch) -> list[str]:
     return told
 
 
-def answers_in(config: Matrix, cell: Cell, split: str = "test") -> Answers:
-    return Answers.load_csv(config.folder / "cells" / cell.folder / "predictions" / f"{split}.csv")
+def answers_in(config: Matrix, cell: Cell, split: str = "test") -> Predictions:
+    return Predictions.load_csv(config.folder / "cells" / cell.folder / "predictions" / f"{split}.csv")
 
 
 # ---- what is in it ---------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_validation_data_choose_the_way_without_group_labels(grid):
 def test_everything_with_a_frozen_backbone_is_the_probe(grid, toy, tmp_path):
     config, found = grid
     run = sightline.train(Probe(toy, backbone=NANO, out=tmp_path / "run", workers=0, device="cpu", batch=16))
-    expected = Answers.load_csv(run / "predictions" / "test.csv").probabilities
+    expected = Predictions.load_csv(run / "predictions" / "test.csv").probabilities
     for cell in found.filled:
         if cell.where.kind == "everything" and "probe" in cell.what.kind:
             assert answers_in(config, cell).probabilities == pytest.approx(expected, abs=1e-4)
@@ -102,7 +102,7 @@ def test_attention_with_crops_is_a2(toy, tmp_path):
     config = asked(toy, tmp_path / "grid", where=(f"attention:{NANO}:2",), what=(f"crop-probe:{known}",))
     told = {"backbone": known, "where": NANO, "layer": (2,), "crop": config.crop, "workers": 0, "device": "cpu"}
     run = sightline.train(A2(toy, out=tmp_path / "run", **told))
-    expected = Answers.load_csv(run / "predictions" / "test.csv").probabilities
+    expected = Predictions.load_csv(run / "predictions" / "test.csv").probabilities
     (cell,) = fill(config).cells
     assert cell.published == "A²"
     assert answers_in(config, cell).probabilities == pytest.approx(expected, abs=1e-4)

@@ -36,7 +36,7 @@ def toy(tmp_path_factory) -> Path:
 
 
 def config(toy: Path, out: Path, **changes) -> A2Adapter:
-    settings = {"backbone": "random:nano", "workers": 0, "device": "cpu", "plain": True, "batch": 16}
+    settings = {"backbone": "random:nano", "size": 32, "workers": 0, "device": "cpu", "plain": True, "batch": 16}
     return A2Adapter(data=toy, out=out, **settings | QUICK | changes)
 
 

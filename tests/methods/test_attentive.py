@@ -17,7 +17,7 @@ from sightline.where.relevance import can_be_explained
 from ..commands import typed
 from ..small_runs import Stop, files, in_two_processes, log_of, stopped_after
 
-TOLD = {"backbone": "random:nano", "epochs": 2, "batch": 32, "workers": 0, "device": "cpu"}
+TOLD = {"backbone": "random:nano", "size": 32, "epochs": 2, "batch": 32, "workers": 0, "device": "cpu"}
 
 
 def tokens(count: int = 5, width: int = 24) -> torch.Tensor:

@@ -21,7 +21,7 @@ from sightline.methods.dino import (
     self_distillation,
     sinkhorn,
 )
-from sightline.training.context import When
+from sightline.training.context import StepInfo
 from sightline.vit.model import ViT, ViTConfig
 
 from ..conftest import small_vit
@@ -41,8 +41,8 @@ def batch_of(count: int = 8) -> Batch:
     return Batch(toy.images, toy.labels, None, None, torch.arange(count))
 
 
-def at(step: int, count: int = 8, epochs: int = 2, steps: int = 4) -> When:
-    return When(0, step // steps, step % steps, epochs, steps, torch.arange(count))
+def at(step: int, count: int = 8, epochs: int = 2, steps: int = 4) -> StepInfo:
+    return StepInfo(0, step // steps, step % steps, epochs, steps, torch.arange(count))
 
 
 def test_the_loss_is_the_mean_cross_entropy_of_pairs_of_different_views(generator):
@@ -85,7 +85,7 @@ def test_the_teacher_follows_exactly_and_ever_more_slowly():
     for step in (0, 4):
         share = (1 - TINY.momentum) * (1 + math.cos(math.pi * step / 8)) / 2
         expected = [b.lerp(s, share) for b, s in zip(before, dino.student.parameters(), strict=True)]
-        dino.stepped(at(step))
+        dino.after_step(at(step))
         for teacher, wanted in zip(dino.teacher.parameters(), expected, strict=True):
             assert torch.allclose(teacher, wanted, atol=1e-6)
             assert teacher.dtype == torch.float32
@@ -109,7 +109,7 @@ def test_losses_are_computed_in_full_precision_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         losses = dino(lesson)
     assert {loss.dtype for loss in losses.values()} == {torch.float32}
-    dino.stepped(at(0))
+    dino.after_step(at(0))
     assert {p.dtype for p in dino.teacher.parameters()} == {torch.float32}
     assert dino.centre.dtype == torch.float32
 
@@ -184,13 +184,13 @@ def test_it_learns_and_does_not_collapse(changes):
     optimizer = torch.optim.AdamW([p for p in dino.parameters() if p.requires_grad], lr=1e-3)
     losses, batch = [], batch_of(24)
     for step in range(50):
-        when = When(0, step, 0, 100, 1, torch.arange(24))
+        when = StepInfo(0, step, 0, 100, 1, torch.arange(24))
         lesson = dino.lesson(batch, None, when)
         found = dino(lesson)
         optimizer.zero_grad()
         found["loss"].backward()
         optimizer.step()
-        dino.stepped(when)
+        dino.after_step(when)
         losses.append(found["loss"].item())
     assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
     with torch.no_grad():

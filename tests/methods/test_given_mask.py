@@ -45,7 +45,7 @@ def without_masks(toy, tmp_path_factory) -> Path:
 
 
 def small(data: Path, out: Path, kind: type[EarlyMask] = EarlyMask, **changes) -> EarlyMask:
-    settings = {"backbone": "random:nano", "epochs": 1, "batch": 8, "workers": 0, "device": "cpu"}
+    settings = {"backbone": "random:nano", "size": 32, "epochs": 1, "batch": 8, "workers": 0, "device": "cpu"}
     return kind(data, out=out, **settings | changes)
 
 

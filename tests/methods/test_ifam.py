@@ -9,11 +9,11 @@ import tyro
 
 from sightline.config import Ifam, Pdiscoformer, Shaping
 from sightline.data.augment import Affine
-from sightline.methods.base import Draws, How, selector
+from sightline.methods.base import PartSettings, RandomDraws, selector
 from sightline.methods.ifam import IFam, Pixels, predictor
 from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.sight import Sight
-from sightline.training.context import Lesson, When
+from sightline.training.context import StepInfo, TrainBatch
 from sightline.verify.verify import verify
 
 from ..conftest import small_vit
@@ -25,13 +25,13 @@ def ifam(**changes) -> IFam:
     """As in the papers: whole patches are hidden."""
     settings = Ifam(Path("data"), **{"parts": 3, "sight": "patches"} | changes)
     vit = small_vit(classes=0)
-    how = How.of(settings), Pixels.of(settings)
+    how = PartSettings.of(settings), Pixels.of(settings)
     return IFam(selector(vit, settings, CLASSES), predictor(vit, settings, CLASSES), *how)
 
 
 def pdiscoformer(**changes) -> PDiscoFormer:
     settings = Pdiscoformer(Path("data"), **{"parts": 3} | changes)
-    return PDiscoFormer(selector(small_vit(classes=0), settings, CLASSES), How.of(settings))
+    return PDiscoFormer(selector(small_vit(classes=0), settings, CLASSES), PartSettings.of(settings))
 
 
 @pytest.fixture
@@ -42,17 +42,17 @@ def images(generator):
 LABELS = torch.tensor([0, 1, 2, 0])
 
 
-def draws(model, images, seed: int = 0, **changes) -> Draws:
+def draws(model, images, seed: int = 0, **changes) -> RandomDraws:
     generator = torch.Generator().manual_seed(seed)
     noise, moved, mask = (model.where.draw_noise(images, generator) for _ in range(3))
     everything = torch.ones(len(images), model.where.parts, dtype=torch.bool)
-    drawn = Draws(noise, moved, mask, Affine(20.0, 1.0, 2.0, 1.1), everything, everything)
+    drawn = RandomDraws(noise, moved, mask, Affine(20.0, 1.0, 2.0, 1.1), everything, everything)
     return replace(drawn, **changes)
 
 
-def lesson(images) -> Lesson:
-    when = When(seed=0, epoch=0, step=0, epochs=1, steps=1, places=torch.arange(len(images)))
-    return Lesson(images, LABELS, None, None, torch.arange(len(images)), when)
+def lesson(images) -> TrainBatch:
+    when = StepInfo(seed=0, epoch=0, step=0, epochs=1, steps=1, places=torch.arange(len(images)))
+    return TrainBatch(images, LABELS, None, None, torch.arange(len(images)), when)
 
 
 # ---- what the answer teaches -----------------------------------------------------------------------------------------
@@ -117,9 +117,9 @@ def test_the_gradient_is_that_of_the_surviving_shares(images):
 
 
 def test_presets_say_what_papers_and_published_code_do():
-    ours = How.of(Ifam(Path("data")))
+    ours = PartSettings.of(Ifam(Path("data")))
     papers, published = (
-        How.of(Ifam(Path("data"), preset=preset, sight=sight))
+        PartSettings.of(Ifam(Path("data"), preset=preset, sight=sight))
         for preset, sight in (("papers", "patches"), ("published", None))
     )
     assert ours == replace(papers, mask_gradient=False), "pixels are found better without"
@@ -134,7 +134,7 @@ def test_presets_say_what_papers_and_published_code_do():
 def test_flags_win_over_the_preset():
     flags = ["data", "--preset", "published", "--share-noise", "True", "--eval-noise", "False"]
     flags += ["--shaping.orthogonal", "parts", "--mask-gradient", "True"]
-    how = How.of(tyro.cli(Ifam, args=flags))
+    how = PartSettings.of(tyro.cli(Ifam, args=flags))
     assert (how.share_noise, how.eval_noise, how.mask_gradient, how.shaping.orthogonal) == (True, False, True, "parts")
 
 

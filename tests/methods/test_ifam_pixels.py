@@ -14,8 +14,8 @@ from sightline.data.augment import Affine
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
-from sightline.methods.base import Draws, How, selector
-from sightline.methods.ifam import IFam, Pixels, build_ifam, predictor, put_back, refuse_hopeless_pixels
+from sightline.methods.base import PartSettings, RandomDraws, selector
+from sightline.methods.ifam import IFam, Pixels, build_ifam, check_hopeless_pixels, predictor, put_back
 from sightline.sight import cell_share
 from sightline.verify.verify import verify
 from sightline.what.zoom import Zoom, zoom_boxes, zoom_in
@@ -38,7 +38,9 @@ def settings(**changes) -> Ifam:
 def ifam(**changes) -> IFam:
     """As tiny as can be, but it has learned to tell bright things from dark ground."""
     told, vit = settings(**changes), small_vit(classes=0)
-    model = IFam(selector(vit, told, 3, told.look_size), predictor(vit, told, 3), How.of(told), Pixels.of(told)).eval()
+    model = IFam(
+        selector(vit, told, 3, told.look_size), predictor(vit, told, 3), PartSettings.of(told), Pixels.of(told)
+    ).eval()
     bright, dark = (torch.tensor(colour).view(1, 3, 1, 1).expand(1, 3, 32, 32) for colour in (BRIGHT, DARK))
     with torch.no_grad():
         thing, ground = (model.where.discover(flat).features.mean(dim=(0, 2, 3)) for flat in (bright, dark))
@@ -63,10 +65,10 @@ def images(generator):
     return soft * bright + (1 - soft) * dark + 0.1 * torch.rand(4, 3, 32, 32, generator=generator)
 
 
-def draws(model: IFam, images, **changes) -> Draws:
+def draws(model: IFam, images, **changes) -> RandomDraws:
     noise = model.where.draw_noise(images, torch.Generator().manual_seed(0))
     everything = torch.ones(len(images), model.where.parts, dtype=torch.bool)
-    return replace(Draws(noise, noise, noise, Affine(20.0, 1.0, 2.0, 1.1), everything, everything), **changes)
+    return replace(RandomDraws(noise, noise, noise, Affine(20.0, 1.0, 2.0, 1.1), everything, everything), **changes)
 
 
 # ---- what is asked for -----------------------------------------------------------------------------------------------
@@ -126,12 +128,12 @@ def test_runs_from_before_there_were_pixels_hide_patches(images):
 )
 def test_what_cannot_be_is_refused(told, said):
     with pytest.raises(UserError, match=said):
-        refuse_hopeless_pixels(Ifam(Path("data"), **told))
+        check_hopeless_pixels(Ifam(Path("data"), **told))
 
 
 @pytest.mark.parametrize("told", [{}, {"soft": True}, {"preset": "published"}, {"sight": "patches", "zoom": True}])
 def test_what_can_be_is_not(told):
-    refuse_hopeless_pixels(Ifam(Path("data"), **told))
+    check_hopeless_pixels(Ifam(Path("data"), **told))
 
 
 # ---- looking and judging ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,9 @@ from sightline.config import Ifam, Shaping
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
-from sightline.methods.base import refuse_hopeless_parts
-from sightline.train import cosine, set_rate, train
-from sightline.training.context import When
+from sightline.methods.base import check_hopeless_parts
+from sightline.train import cosine, set_learning_rate, train
+from sightline.training.context import StepInfo
 from sightline.training.distributed import make_accelerator
 from sightline.vit.model import Block, ViT
 from sightline.vit.weights import load_backbone, save_backbone
@@ -82,7 +83,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(toy, tmp_path, monkeypatch, 
 
     loop = importlib.import_module("sightline.train")
     whole = files(train(small(toy, tmp_path / "whole", preset=preset)))
-    config, steps, real = small(toy, tmp_path / "broken", preset=preset, save_minutes=0.0), [], loop.take_step
+    config, steps, real = small(toy, tmp_path / "broken", preset=preset, save_minutes=0.0), [], loop.train_step
 
     def interrupted(*arguments):
         steps.append(1)
@@ -119,7 +120,7 @@ def test_pieces_of_a_batch_are_noted(toy, tmp_path, capsys):
     train(small(toy, tmp_path / "run", epochs=1, accumulate=2))
     assert "every part has to be present in each piece" in capsys.readouterr().out
     for quiet in ({}, {"accumulate": 2, "shaping": Shaping(presence=0)}):
-        refuse_hopeless_parts(small(toy, tmp_path / "other", **quiet), make_accelerator("cpu"))
+        check_hopeless_parts(small(toy, tmp_path / "other", **quiet), make_accelerator("cpu"))
     assert not capsys.readouterr().out
 
 
@@ -147,14 +148,14 @@ def test_the_rate_rises_step_by_step_before_it_falls_by_epochs():
         found = []
         for epoch in range(4):
             for step in range(2):
-                set_rate(optimizer, When(0, epoch, step, 4, 2, torch.arange(0)), warmup)
+                set_learning_rate(optimizer, StepInfo(0, epoch, step, 4, 2, torch.arange(0)), warmup)
                 found.append(optimizer.param_groups[0]["lr"])
         return found
 
     cosines = [2 * cosine(epoch, 4) for epoch in range(4) for _ in range(2)]
     assert rates(0.0) == cosines
-    risen = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
-    assert rates(2.0) == pytest.approx([rate * share for rate, share in zip(cosines, risen, strict=True)])
+    warmup_factor = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
+    assert rates(2.0) == pytest.approx([rate * share for rate, share in zip(cosines, warmup_factor, strict=True)])
 
 
 def test_both_stages_are_compiled_and_keep_their_names(toy, tmp_path, monkeypatch):
@@ -169,11 +170,11 @@ def test_what_was_compiled_to_learn_answers_uncompiled(toy, tmp_path, monkeypatc
     """Every picture hides another share, so that every batch would be compiled anew."""
     asked = []
 
-    def conclude(model, *_):
+    def final_evaluation(model, *_):
         asked.append([block._compiled_call_impl for block in model.modules() if isinstance(block, Block)])
 
     monkeypatch.setattr(Block, "compile", lambda self: setattr(self, "_compiled_call_impl", self._call_impl))
-    monkeypatch.setattr(sys.modules["sightline.train"], "conclude", conclude)
+    monkeypatch.setattr(sys.modules["sightline.train"], "conclude", final_evaluation)
     train(small(toy, tmp_path / "run", epochs=1, compile=True))
     assert asked == [[None] * 12]
 

@@ -9,7 +9,7 @@ from sightline.config import Ifam
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
-from sightline.methods.base import refuse_odd_look
+from sightline.methods.base import check_odd_look
 from sightline.methods.ifam import build_ifam, look_size
 from sightline.training.run_folder import config_of, read_run
 
@@ -21,13 +21,13 @@ def test_parts_in_another_size_must_divide_the_picture():
     vit = small_vit(classes=0)
     patch, expects = vit.config.patch, replace(vit.config.input, size=(32, 32))
     for side in (None, 32, 64):
-        refuse_odd_look(side, vit, expects)
+        check_odd_look(side, vit, expects)
     for side in (3, 32 + patch // 2, 40, 48):
         with pytest.raises(UserError, match=f"--look-size {side}.* such as 64"):
-            refuse_odd_look(side, vit, expects)
+            check_odd_look(side, vit, expects)
     uneven = replace(expects, size=(32 + patch // 2,) * 2)
     with pytest.raises(UserError, match=f"--size {32 + patch // 2}: the {patch}-pixel patches of parts must divide it"):
-        refuse_odd_look(None, vit, uneven)
+        check_odd_look(None, vit, uneven)
 
 
 @pytest.mark.parametrize(

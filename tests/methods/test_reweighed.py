@@ -15,14 +15,14 @@ from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.methods.reweighed import FromFailure, GroupDro, Twice, WorstShare
 from sightline.train import train
-from sightline.training.context import Lesson, When
+from sightline.training.context import StepInfo, TrainBatch
 from sightline.vit.model import ViT
 from sightline.vit.weights import load_backbone
 
 from ..commands import typed
 from ..small_runs import Stop, files, in_two_processes, log_of, stopped_after
 
-TOLD = {"backbone": "random:nano", "epochs": 2, "batch": 32, "lr": 3e-4, "workers": 0, "device": "cpu"}
+TOLD = {"backbone": "random:nano", "size": 32, "epochs": 2, "batch": 32, "lr": 3e-4, "workers": 0, "device": "cpu"}
 KINDS = (Groupdro, Cvar, Lff, Jtt)
 
 
@@ -58,11 +58,11 @@ def test_the_worst_share_counts_the_last_picture_in_part():
     assert WorstShare(tiny(), worst=1.0).weigh(losses, losses).tolist() == pytest.approx([0.2] * 5)
 
 
-def lesson(count: int = 6) -> Lesson:
+def lesson(count: int = 6) -> TrainBatch:
     generator = torch.Generator().manual_seed(0)
-    when = When(0, 0, 0, 1, 1, torch.arange(count))
+    when = StepInfo(0, 0, 0, 1, 1, torch.arange(count))
     images, labels = torch.rand(count, 3, 32, 32, generator=generator), torch.arange(count) % 2
-    return Lesson(images, labels, None, None, torch.arange(count) + 3, when)
+    return TrainBatch(images, labels, None, None, torch.arange(count) + 3, when)
 
 
 def test_what_the_easy_one_fails_at_counts_and_losses_are_of_the_class_and_of_before():
@@ -78,7 +78,7 @@ def test_what_the_easy_one_fails_at_counts_and_losses_are_of_the_class_and_of_be
 
 def test_the_easy_one_learns_by_generalised_cross_entropy_and_the_other_by_its_failures():
     method, some = FromFailure(tiny(), 10, easy=0.7).double(), lesson()
-    some = Lesson(some.images.double(), *list(vars(some).values())[1:])
+    some = TrainBatch(some.images.double(), *list(vars(some).values())[1:])
     method(some)["loss"].backward()
     got = method.biased.head.weight.grad.clone()
     assert method.vit.head.weight.grad.abs().sum() > 0
@@ -112,7 +112,7 @@ def test_predictions_are_those_of_the_network_that_learns_from_the_failures_of_t
 def test_what_the_first_failed_at_comes_so_many_times_more(toy):
     rows = read_rows(toy)
     failed = rows.where("train")[[1, 4]]
-    seen = Twice(tiny(), failed, more=3).learns_from(rows)
+    seen = Twice(tiny(), failed, more=3).train_indices(rows)
     counts = np.bincount(seen, minlength=len(rows))
     assert set(counts[rows.where("train")]) == {1, 4}
     assert np.flatnonzero(counts == 4).tolist() == failed.tolist()

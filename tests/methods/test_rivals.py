@@ -14,7 +14,7 @@ from sightline.methods.erm import Classifier
 from sightline.methods.input_gradients import GradMask, RightReasons
 from sightline.methods.masktune import MaskTune, Remaining, limit
 from sightline.train import train
-from sightline.training.context import Lesson, When
+from sightline.training.context import StepInfo, TrainBatch
 from sightline.where.relevance import relevance_map
 
 from ..commands import QUICK, typed
@@ -33,14 +33,16 @@ def learner(name: str, **changes):
 
 
 @pytest.fixture
-def lesson(generator) -> Lesson:
+def lesson(generator) -> TrainBatch:
     masks = torch.zeros(4, 32, 32, dtype=torch.bool)
     masks[:, 8:24, 8:20] = True
     labels, at = torch.tensor([3, 0, 4, 1]), torch.arange(4)
-    return Lesson(torch.rand(4, 3, 32, 32, generator=generator), labels, None, masks, at, When(0, 0, 0, 1, 1, at))
+    return TrainBatch(
+        torch.rand(4, 3, 32, 32, generator=generator), labels, None, masks, at, StepInfo(0, 0, 0, 1, 1, at)
+    )
 
 
-def by_hand(model, lesson: Lesson, name: str) -> torch.Tensor:
+def by_hand(model, lesson: TrainBatch, name: str) -> torch.Tensor:
     """[4]: the penalty, picture by picture, to pixels that are normalised outside of the ViT."""
     vit, found = model.vit, []
     for image, label, mask in zip(lesson.images, lesson.labels, lesson.masks, strict=True):

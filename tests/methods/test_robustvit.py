@@ -31,9 +31,9 @@ from sightline.methods.robustvit import (
     told_by,
     with_own_head,
 )
-from sightline.metrics.inference import answering_batches
+from sightline.metrics.inference import inference_batches
 from sightline.train import train
-from sightline.training.context import Desk
+from sightline.training.context import TrainContext
 from sightline.training.distributed import make_accelerator
 from sightline.vit.weights import save_backbone
 
@@ -43,7 +43,7 @@ from ..small_runs import Stop, log_of, stopped_after
 
 
 def config(data, out=None, **changes) -> Robustvit:
-    settings = {"epochs": 1, "batch": 16, "workers": 0, "device": "cpu", "augment": "none"}
+    settings = {"epochs": 1, "batch": 16, "size": 32, "workers": 0, "device": "cpu", "augment": "none"}
     return Robustvit(data, out=out, **settings | changes)
 
 
@@ -322,8 +322,8 @@ def test_validation_pictures_are_decoded_once_and_how_many_are_explained_at_once
     found = []
     for at_once in (1, 7, 64):
         monkeypatch.setattr("sightline.methods.robustvit.fit_at_once", lambda *_, count=at_once: count)
-        exam = answering_batches(rows, rows.where("val"), expects, accelerator, batch=24, workers=0, masks=True)
-        found.append(learner.examine(exam, Desk(rows, None, accelerator, expects), "relevance"))
+        exam = inference_batches(rows, rows.where("val"), expects, accelerator, batch=24, workers=0, masks=True)
+        found.append(learner.validate(exam, TrainContext(rows, None, accelerator, expects), "relevance"))
     assert len(decoded) == 3 * len(rows.where("val"))
     assert set(found[0]) == {"balanced", "accuracy", "relevance"}
     assert found[1:] == [pytest.approx(found[0], rel=1e-6)] * 2

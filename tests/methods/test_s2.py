@@ -25,7 +25,7 @@ def toy(tmp_path_factory) -> Path:
 
 
 def settings(toy: Path, out: Path, **changes) -> dict:
-    return {"data": toy, "out": out, "backbone": "random:nano", "workers": 0, "device": "cpu", "batch": 16} | changes
+    return {"data": toy, "out": out, "backbone": "random:nano", "size": 32, "workers": 0, "device": "cpu", "batch": 16} | changes
 
 
 @torch.no_grad()

@@ -87,8 +87,8 @@ def test_the_queue_holds_the_last_pictures_this_one_included_however_they_are_ba
     keep = together.look(images).keep
     torch.testing.assert_close(seen[0], torch.cat([together.start[1], together.start[2], tokens[0]]))
     torch.testing.assert_close(seen[4], tokens[2:].flatten(0, 1))
-    one_by_one = torch.cat([apart.look(images[i : i + 1]).keep for i in range(5)])
-    assert torch.equal(keep, one_by_one)
+    as_list = torch.cat([apart.look(images[i : i + 1]).keep for i in range(5)])
+    assert torch.equal(keep, as_list)
     for picture, labels in zip(keep, [cluster(each, Clustering())[-16:] for each in seen[:5]], strict=True):
         assert len(labels[picture.flatten()].unique()) == 1  # one cluster, and all of it
         assert not (labels[~picture.flatten()] == labels[picture.flatten()][0]).any()

@@ -8,14 +8,14 @@ import torch
 
 from sightline.config import Ifam, Pdiscoformer
 from sightline.datasets.toy import write_toy
-from sightline.methods.base import How, selector
+from sightline.methods.base import PartSettings, selector
 from sightline.methods.erm import Classifier
 from sightline.methods.given_mask import Given, GivenMask
 from sightline.methods.ifam import IFam, predictor
 from sightline.methods.pair import Pair
 from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.metrics.cost import Cost, cost
-from sightline.metrics.inference import sight_to_answer
+from sightline.metrics.inference import sight_for_prediction
 from sightline.sight import Sight
 from sightline.vit.model import ViT, ViTConfig
 from sightline.what.masked import MaskedViT
@@ -77,7 +77,7 @@ def test_a_quarter_of_the_patches_costs_less_than_a_quarter(vit, images):
 
 def test_ifam_pays_for_its_selector_and_for_what_it_sees():
     settings, vit = Ifam(Path("data"), parts=3, sight="patches"), small_vit(classes=0)
-    model = IFam(selector(vit, settings, 3), predictor(vit, settings, 3), How.of(settings)).eval()
+    model = IFam(selector(vit, settings, 3), predictor(vit, settings, 3), PartSettings.of(settings)).eval()
     images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     both, dense = cost(model, images), cost(Classifier(small_vit(classes=3)), images)
     look = cost(Pair(model.where, Constant()), images)
@@ -90,18 +90,18 @@ def test_ifam_pays_for_its_selector_and_for_what_it_sees():
 
 def test_pdiscoformer_discovers_its_parts_once_and_answers_the_same():
     settings, vit = Pdiscoformer(Path("data"), parts=3), small_vit(classes=0)
-    model = PDiscoFormer(selector(vit, settings, 3), How.of(settings)).eval()
+    model = PDiscoFormer(selector(vit, settings, 3), PartSettings.of(settings)).eval()
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     found, dense = cost(model, images), cost(Classifier(small_vit(classes=3)), images)
     assert found.gflops == pytest.approx(dense.gflops, rel=0.02), "a dense ViT, and a little for the prototypes"
     assert found.coverage == 1
     answer = model.judge(images, model.look(images)).logits
-    assert model.judge(images, sight_to_answer(model, images, None)).logits.equal(answer)
+    assert model.judge(images, sight_for_prediction(model, images, None)).logits.equal(answer)
 
 
 def test_soft_ifam_still_looks_as_its_weights_come_from_the_parts():
     settings, vit = Ifam(Path("data"), parts=3, soft=True), small_vit(classes=0)
-    model = IFam(selector(vit, settings, 3), predictor(vit, settings, 3), How.of(settings)).eval()
+    model = IFam(selector(vit, settings, 3), predictor(vit, settings, 3), PartSettings.of(settings)).eval()
     images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     dense = cost(Classifier(small_vit(classes=3)), images)
     assert cost(model, images).gflops == pytest.approx(2 * dense.gflops, rel=0.02)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.errors import UserError
-from sightline.metrics.groups import Answers
+from sightline.metrics.groups import Predictions
 
 from ..answering import PLACES, answered, made, scored
 
@@ -17,7 +17,7 @@ def test_answers_survive_their_csv_file_with_awkward_names(tmp_path):
     classes = ("Möwe, graue", 'der "Rest"', "鳥")
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 3, 30)
-    answers = Answers.from_logits(
+    answers = Predictions.from_logits(
         [f"Ordner, {k}/bild\n{k}é.jpg" for k in range(30)],
         labels,
         generator.normal(0, 20, (30, 3)).astype(np.float32),
@@ -30,8 +30,8 @@ def test_answers_survive_their_csv_file_with_awkward_names(tmp_path):
     answers.predicted[3] = -1
     answers.save_csv(tmp_path / "answers.csv")
     for again in (
-        Answers.load_csv(tmp_path / "answers.csv"),
-        Answers.load_csv(tmp_path / "answers.csv", split="prüfung", group_names=answers.group_names),
+        Predictions.load_csv(tmp_path / "answers.csv"),
+        Predictions.load_csv(tmp_path / "answers.csv", split="prüfung", group_names=answers.group_names),
     ):
         assert (again.images, again.classes, again.split) == (answers.images, classes, "prüfung")
         assert again.group_names == answers.group_names
@@ -49,7 +49,7 @@ def test_any_names_survive(tmp_path_factory, names):
     labels = np.arange(len(names))
     answers = answered(labels, labels > 0, tuple(names), labels, tuple(names), split=names[0])
     answers.save_csv(path)
-    again = Answers.load_csv(path, group_names=names)
+    again = Predictions.load_csv(path, group_names=names)
     assert (again.classes, again.group_names, again.split) == (tuple(names), tuple(names), names[0])
     assert np.array_equal(again.predicted, answers.predicted)
 
@@ -84,7 +84,7 @@ def test_a_faulty_file_is_refused_with_the_line_at_fault(tmp_path, text, place, 
     path = tmp_path / "answers.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as refusal:
-        Answers.load_csv(path)
+        Predictions.load_csv(path)
     assert str(refusal.value).startswith(f"{path}{place}")
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -93,13 +93,13 @@ def test_a_faulty_file_is_refused_with_the_line_at_fault(tmp_path, text, place, 
 def test_a_group_that_the_data_set_does_not_have_is_refused_with_its_line(tmp_path):
     made((1, 1, 1, 0), (1, 1, 1, 1)).save_csv(tmp_path / "answers.csv")
     with pytest.raises(UserError, match=r"answers\.csv:4: group is 'waterbird on land'"):
-        Answers.load_csv(tmp_path / "answers.csv", group_names=PLACES[:2])
+        Predictions.load_csv(tmp_path / "answers.csv", group_names=PLACES[:2])
 
 
 def test_a_file_from_a_spreadsheet_is_read(tmp_path):
     text = "image,label,predicted,p_cat,p_dog\r\na.jpg,cat,dog,0,1\r\n"
     (tmp_path / "answers.csv").write_text(text, encoding="utf-8-sig", newline="")
-    answers = Answers.load_csv(tmp_path / "answers.csv")
+    answers = Predictions.load_csv(tmp_path / "answers.csv")
     assert (answers.images, answers.classes, answers.groups, answers.split) == (
         ["a.jpg"],
         ("cat", "dog"),
@@ -112,17 +112,17 @@ def test_one_of_several_splits_can_be_picked_and_must_be(tmp_path):
     path = tmp_path / "answers.csv"
     lines = ["image,label,predicted,split,p_cat,p_dog", "a,cat,cat,val,1,0", "b,dog,dog,test,0,1", "c,dog,cat,test,1,0"]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert Answers.load_csv(path, split="test").images == ["b", "c"]
+    assert Predictions.load_csv(path, split="test").images == ["b", "c"]
     with pytest.raises(UserError, match="holds the splits val, test"):
-        Answers.load_csv(path)
+        Predictions.load_csv(path)
     with pytest.raises(UserError, match="no answers to the split 'train'"):
-        Answers.load_csv(path, split="train")
+        Predictions.load_csv(path, split="train")
 
 
 def test_files_that_cannot_be_read_or_written_are_said_so(tmp_path):
     answers = made((1, 1, 1, 0), (1, 1, 1, 1))
     with pytest.raises(UserError, match="cannot be read"):
-        Answers.load_csv(tmp_path / "nowhere.csv")
+        Predictions.load_csv(tmp_path / "nowhere.csv")
     with pytest.raises(UserError, match="cannot be written"):
         answers.save_csv(tmp_path / "nowhere" / "answers.csv")
 

@@ -20,7 +20,7 @@ from sightline.interventions.file import Intervention
 from sightline.load import load_as_trained as load
 from sightline.metrics.estimates import Estimate, Metrics
 from sightline.metrics.inference import answer
-from sightline.metrics.predictions import Answers
+from sightline.metrics.predictions import Predictions
 from sightline.report.case import open_case
 from sightline.report.gallery import drawn, jpeg_uri, plan
 from sightline.report.provenance import flags, training_command
@@ -253,7 +253,9 @@ def test_galleries_are_drawn_from_all_groups_and_the_same_for_the_same_seed():
 def test_few_pictures_are_spread_over_the_groups(parts, count):
     groups = np.repeat([0, 1, 2, 3], 30)
     logits = np.eye(4)[groups] * 9
-    answers = Answers.from_logits([str(i) for i in range(120)], groups, logits, tuple("abcd"), groups, tuple("abcd"))
+    answers = Predictions.from_logits(
+        [str(i) for i in range(120)], groups, logits, tuple("abcd"), groups, tuple("abcd")
+    )
     areas = np.ones((120, parts)) if parts else None
     chosen = plan(Survey(answers, np.ones(120), areas), 20, 0, Intervention())
     assert len(chosen.overview) == count

@@ -31,16 +31,16 @@ main()
 
 
 def stop_in_the_second_epoch() -> None:
-    steps, real = [], loop().take_step
+    steps, real = [], loop().train_step
 
-    def take_step(*arguments):
+    def train_step(*arguments):
         steps.append(1)
         if len(steps) <= 4:
             return real(*arguments)
         torch.distributed.barrier()  # the main process may still be writing
         return 1 / 0
 
-    loop().take_step = take_step
+    loop().train_step = train_step
 
 
 def assert_alike(one: Path, several: Path) -> None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from ..data.drawing import as_seen, lit, to_pictures, with_parts
+from ..data.drawing import as_seen, lit, to_images, with_parts
 from ..errors import UserError
 from ..interventions.search import WORDS
 from ..metrics.estimates import Estimate
@@ -59,7 +59,7 @@ def picture_uri(picture: Picture, most: int | None = None) -> str:
 
 def figure(image: Tensor, caption: str) -> str:
     return (
-        f'<figure><img src="{uri(to_pictures(image[None])[0])}" alt="{plain(caption)}">'
+        f'<figure><img src="{uri(to_images(image[None])[0])}" alt="{plain(caption)}">'
         f"<figcaption>{plain(caption)}</figcaption></figure>"
     )
 

@@ -26,12 +26,12 @@ from torch import Tensor
 from ..config import Evaluate
 from ..data.images import Canvas, Placement, decode, read_image
 from ..errors import UserError
-from ..interventions.apply import Looked, calibrate, calibrated, keep, kept
-from ..interventions.file import FILE, Intervention, Sketch
+from ..interventions.apply import CachedLook, calibrate, calibrated, keep, kept
+from ..interventions.file import FILE, DistanceSketch, Intervention
 from ..interventions.search import differences, gained, objective_of
-from ..load import data_asked_for, opened, with_classes_of
+from ..load import evaluation_data, match_classes, opened
 from ..metrics.groups import evaluate
-from ..metrics.inference import answering_batches
+from ..metrics.inference import inference_batches
 from ..sight import Prediction, Sight
 from .lock import InTurns, Progress, Turns
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
     from ..config import App
     from ..data.batches import Batches
-    from ..load import Asked, Model
+    from ..load import EvaluationData, Model
     from ..methods.base import Found
     from ..metrics.estimates import Estimate
-    from ..metrics.predictions import Answers
+    from ..metrics.predictions import Predictions
 
 MOST_LOOKS = 32  # pictures whose first stage is remembered, for all users together
 MOST_EFFECTS = 32
@@ -104,7 +104,7 @@ class Effect:
 class Calibration:
     """How far patches of training pictures lie from their part, when that is known."""
 
-    sketch: Future[Sketch] = field(default_factory=Future)
+    sketch: Future[DistanceSketch] = field(default_factory=Future)
     done: tuple[int, int] = (0, 1)  # batches, and of how many
 
     def tell(self, done: int, of: int) -> None:
@@ -116,12 +116,12 @@ class Viewer:
     command: App
     accelerator: Accelerator
     model: Model
-    asked: Asked | None  # the run's data
+    asked: EvaluationData | None  # the run's data
     missing: str  # why there are none
     turns: Turns = field(default_factory=Turns)
     _glances: OrderedDict[str, Glance] = field(default_factory=OrderedDict)
-    _measured: OrderedDict[Any, Answers] = field(default_factory=OrderedDict)
-    _looked: Looked | None = None
+    _measured: OrderedDict[Any, Predictions] = field(default_factory=OrderedDict)
+    _looked: CachedLook | None = None
     _calibration: Calibration | None = None
     _kept: tuple[tuple[int, ...], Intervention] | None = None
     _calibrating: threading.Lock = field(default_factory=threading.Lock)
@@ -133,8 +133,8 @@ class Viewer:
         accelerator, model = opened(command.run, command.device)
         asked, missing = None, ""
         try:
-            asked = data_asked_for(Evaluate(command.run, command.data, command.layout), model.run)
-            rows = with_classes_of(model, asked.rows, asked.path)
+            asked = evaluation_data(Evaluate(command.run, command.data, command.layout), model.run)
+            rows = match_classes(model, asked.rows, asked.path)
             asked = replace(asked, rows=model.method.with_masks(rows))
         except UserError as error:
             if command.data is not None:
@@ -243,7 +243,7 @@ class Viewer:
             sight = self.method.look_at(glance.images, mask[None].to(glance.images.device))
             return self.method.judge(glance.images, sight)
         if glance.found is not None and wish.changes:
-            wish.refuse_impossible(self.parts)
+            wish.check_impossible(self.parts)
             return self.method.answer(glance.images, glance.found, wish.correction)
         if glance.plain is None:
             raise UserError("this method is told where to look, and this picture has no mask: draw what may be seen")
@@ -262,7 +262,7 @@ class Viewer:
             q = round(1 - removed / 100, 6)
             limits = before.thresholds if q == before.quantile else self.calibration().sketch.result().quantile(q)
             wish = replace(wish, quantile=q, thresholds=limits)
-        wish.refuse_impossible(self.parts)
+        wish.check_impossible(self.parts)
         return wish
 
     def calibration(self) -> Calibration:
@@ -290,7 +290,7 @@ class Viewer:
             before = self.kept
             names = {part: said for part, name in (names or {}).items() if (said := name.strip())}
             wish = replace(wish, names=names)
-            wish.refuse_impossible(self.parts)
+            wish.check_impossible(self.parts)
             facts = dict(before.facts) if wish == replace(before, names=names) else {}
             if not facts and wish.quantile is not None:
                 facts = self._calibrated(before, wish)
@@ -321,12 +321,12 @@ class Viewer:
                 self._measured.popitem(last=False)
         return [_effect(plain, None), *(_effect(one, plain) for one in others)]
 
-    def _answers(self, wishes: list[Intervention], progress: Progress | None) -> list[Answers]:
+    def _answers(self, wishes: list[Intervention], progress: Progress | None) -> list[Predictions]:
         """Only one thread at a time."""
         if self._looked is None:
             batches = self._in_turns(self._batches("val"))
             assert self.asked is not None
-            self._looked = Looked(self.method, self.asked.rows, batches, self.accelerator, MOST_BYTES)
+            self._looked = CachedLook(self.method, self.asked.rows, batches, self.accelerator, MOST_BYTES)
         cast(InTurns, self._looked.batches).progress = progress
         return self._looked(wishes)
 
@@ -340,7 +340,7 @@ class Viewer:
             indices = indices[np.linspace(0, len(indices) - 1, most).round().astype(int)]
         rows, expects = self.asked.rows, self.model.expects
         batch, cache = self.command.batch, self.command.cache
-        return answering_batches(rows, indices, expects, self.accelerator, batch=batch, workers=0, cache=cache)
+        return inference_batches(rows, indices, expects, self.accelerator, batch=batch, workers=0, cache=cache)
 
     def _in_turns(self, batches: Batches, progress: Progress | None = None) -> Batches:
         return cast("Batches", InTurns(batches, self.turns, progress))
@@ -350,7 +350,7 @@ def _what(wish: Intervention) -> tuple[object, ...]:
     return wish.drop, wish.force, wish.quantile, wish.thresholds
 
 
-def _effect(ours: Answers, plain: Answers | None) -> Effect:
+def _effect(ours: Predictions, plain: Predictions | None) -> Effect:
     objective = objective_of(ours, None)
     metrics = evaluate(ours)
     cells, worst = (metrics.classes, metrics.worst_class)

@@ -50,12 +50,12 @@ def sheet(rows: dict[str, Tensor], gap: int = 6) -> Image.Image:
     for row, (caption, images) in enumerate(rows.items()):
         top = row * (h + CAPTION)
         draw.text((gap, top + 4), caption, fill="black", font=font)
-        for column, image in enumerate(to_pictures(images)):
+        for column, image in enumerate(to_images(images)):
             page.paste(image, (gap + column * (w + gap), top + CAPTION))
     return page
 
 
-def to_pictures(images: Tensor) -> Sequence[Image.Image]:
+def to_images(images: Tensor) -> Sequence[Image.Image]:
     pixels = (images.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
     return [Image.fromarray(one) for one in pixels]
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
 
 
-def is_picture(path: str) -> bool:
+def is_image(path: str) -> bool:
     """By its suffix; where it has none, as radiographs often do, by how it begins."""
     suffix = os.path.splitext(path)[1]  # noqa: PTH122 (a Path per file is slow)
     return suffix.lower() in SUFFIXES or (Path(path).is_file() and is_dicom(path, path))

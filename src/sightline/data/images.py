@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..vit.model import Input
-from .formats import SUFFIXES, is_dicom, is_picture
+from .formats import SUFFIXES, is_dicom, is_image
 from .rows import Rows
 from .unlabelled import listed, table_of
 
@@ -117,9 +117,9 @@ class Sample:
 
 def decode(rows: Rows, i: int, canvas: Canvas, *, mask: bool = True) -> Sample:
     """Row `i` on the canvas; without its mask if that is not wanted."""
-    picture = read_picture(rows, i)
+    picture = read_image_file(rows, i)
     place = Placement.of(picture.size, canvas)
-    outline = read_picture_mask(rows, i) if mask else None
+    outline = read_mask_file(rows, i) if mask else None
     if outline is not None and not same_shape(outline.size, picture.size):
         (w, h), (width, height) = outline.size, picture.size
         raise UserError(
@@ -140,12 +140,12 @@ def same_shape(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return abs(one[0] * other[1] - one[1] * other[0]) <= max(other)
 
 
-def read_picture(rows: Rows, i: int) -> Image.Image:
+def read_image_file(rows: Rows, i: int) -> Image.Image:
     """The picture of row `i`, upright, RGB."""
     return read_image(open_file(rows.root, rows.images[i]), _name(rows.root, rows.images[i]))
 
 
-def read_picture_mask(rows: Rows, i: int) -> Image.Image | None:
+def read_mask_file(rows: Rows, i: int) -> Image.Image | None:
     """The mask of row `i`, one bit per pixel, if it has one."""
     path = _mask_path(rows, i)
     if not path:
@@ -168,7 +168,7 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
                 raise UserError(f"{table}: has no rows; write one per image below the header")
             found += inside
         elif path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.is_file() and is_picture(str(p)))
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and is_image(str(p)))
             if not inside:
                 raise UserError(f"{path}: no pictures in this folder ({', '.join(sorted(SUFFIXES))})")
             found += inside

@@ -14,7 +14,7 @@ from PIL import Image
 from ..errors import UserError
 from .duplicates import perceptual_hash
 from .formats import is_dicom
-from .images import open_file, read_picture, read_picture_mask, same_shape
+from .images import open_file, read_image_file, read_mask_file, same_shape
 from .rows import Rows
 
 Severity = Literal["error", "warning", "info"]
@@ -81,7 +81,7 @@ def inspect(rows: Rows, which: np.ndarray, workers: int, progress: Callable[[int
 
 def look_at(rows: Rows, row: int) -> Look:
     try:
-        image = read_picture(rows, row)
+        image = read_image_file(rows, row)
     except Exception as error:  # whatever one file does to its decoder, the others are still looked at
         return Look(troubles=(("damaged", _reason(error).removeprefix(f"{rows.image_path(row)}: ")),))
     seen = perceptual_hash(image)
@@ -118,7 +118,7 @@ def _shades_troubles(rows: Rows, row: int) -> list[tuple[str, str]]:
 
 def _mask_troubles(rows: Rows, row: int, size: tuple[int, int]) -> list[tuple[str, str]]:
     try:
-        mask = read_picture_mask(rows, row)
+        mask = read_mask_file(rows, row)
     except Exception as error:
         return [("mask damaged", _reason(error.__cause__ or error))]
     if mask is None:

@@ -195,7 +195,7 @@ def _class_folders(root: Path, split: str, notes: list[str]) -> Iterator[tuple[s
 
 def _scan(folder: Path) -> tuple[list[str], list[str]]:
     """The folders and the pictures in a folder, sorted; hidden ones are not seen."""
-    from .formats import is_picture
+    from .formats import is_image
 
     folders, files = [], []
     with os.scandir(folder) as entries:
@@ -204,7 +204,7 @@ def _scan(folder: Path) -> tuple[list[str], list[str]]:
                 continue
             if entry.is_dir():
                 folders.append(entry.name)
-            elif is_picture(entry.path):
+            elif is_image(entry.path):
                 files.append(entry.name)
     for name in folders + files:
         if not _is_text(name):

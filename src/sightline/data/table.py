@@ -74,7 +74,7 @@ class Table:
     def error(self, row: int, message: str) -> UserError:
         return UserError(f"{self.file}:{self.lines[row]}: {message}")
 
-    def refuse_empty(self) -> None:
+    def check_empty(self) -> None:
         """Every row has an image, a label, and what else the file has a column for; masks and boxes may lack."""
         if "" in self.image:
             raise self.error(self.image.index(""), "no image; give its path, relative to this file")
@@ -119,7 +119,7 @@ def read_table(file: Path) -> Table:
             raise UserError(f"{file}:{line}: {cells[names.index('box')]!r} is no box: {BOX}") from None
     if not table.image:
         raise UserError(f"{file}: has no rows; write one per image below the header")
-    table.refuse_empty()
+    table.check_empty()
     return table
 
 

@@ -103,13 +103,13 @@ def listed(file: Path) -> tuple[list[str], list[str] | None]:
 
 def _inside(folder: Path) -> tuple[list[str], list[str]]:
     """Folders and pictures in a folder, sorted; hidden ones are not seen."""
-    from .formats import is_picture
+    from .formats import is_image
 
     try:
         with os.scandir(folder) as entries:
             seen = [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
             folders = sorted(entry.name for entry in seen if entry.is_dir())
-            return folders, sorted(entry.name for entry in seen if entry.is_file() and is_picture(entry.path))
+            return folders, sorted(entry.name for entry in seen if entry.is_file() and is_image(entry.path))
     except NotADirectoryError:
         raise UserError(f"{folder}: neither a .csv file nor a folder of pictures") from None
     except OSError as error:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..data.rows import TEST, TRAIN, VAL, Rows
 from ..errors import UserError
-from .cub import choice, locate, read_columns, refuse_missing
+from .cub import check_missing, choice, locate, read_columns
 
 ATTRIBUTES, PARTITION, PICTURES = "list_attr_celeba.csv", "list_eval_partition.csv", "img_align_celeba"
 CLASSES = ("not blond", "blond")
@@ -39,7 +39,7 @@ def read_celeba(root: Path) -> Rows:
         splits.append(split_of[name])
     if not images:
         raise UserError(f"{table}: has no rows")
-    refuse_missing(folder, images, table, lines)
+    check_missing(folder, images, table, lines)
     return Rows(
         "celeba",
         folder,

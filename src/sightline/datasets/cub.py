@@ -81,7 +81,7 @@ def read_birds(folder: Path) -> Birds:
 
 def _species(name: str, birds: Birds, pictures: str, notes: tuple[str, ...]) -> Rows:
     images = [f"{pictures}/{bird}" for bird in birds.names]
-    refuse_missing(birds.root, images, birds.root / "images.txt", range(1, len(images) + 1))
+    check_missing(birds.root, images, birds.root / "images.txt", range(1, len(images) + 1))
     masks = birds.masks
     told = "no masks: there is no segmentations folder" if masks is None else "a mask's pixel counts from half on"
     return Rows(
@@ -234,7 +234,7 @@ def save_mask(mask: np.ndarray, file: Path) -> None:
         raise UserError(f"{file}: cannot be written ({error.strerror})") from None
 
 
-def refuse_missing(root: Path, paths: Sequence[str], table: Path, lines: Sequence[int]) -> None:
+def check_missing(root: Path, paths: Sequence[str], table: Path, lines: Sequence[int]) -> None:
     """An error with file and line for the first file that a table lists and that is not there."""
     lacking = [row for row, there in enumerate(present(root, paths)) if not there]
     if lacking:

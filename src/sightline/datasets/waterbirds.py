@@ -9,7 +9,7 @@ import numpy as np
 
 from ..data.rows import TEST, TRAIN, VAL, Rows
 from ..errors import UserError
-from .cub import PARTS, TABLES, WATERBIRDS, Birds, choice, locate, read_birds, read_columns, refuse_missing
+from .cub import PARTS, TABLES, WATERBIRDS, Birds, check_missing, choice, locate, read_birds, read_columns
 
 CLASSES = ("landbird", "waterbird")
 PLACES = ("land", "water")
@@ -33,7 +33,7 @@ def read_waterbirds(root: Path) -> Rows:
         places.append(choice(where, "place", place, BINARY))
     if not names:
         raise UserError(f"{table}: has no rows")
-    refuse_missing(folder, names, table, lines)
+    check_missing(folder, names, table, lines)
     rows = Rows(
         "waterbirds",
         folder,

@@ -23,10 +23,10 @@ from ..data.rows import Rows, attribute_of
 from ..errors import UserError
 from ..metrics.estimates import Estimate
 from ..metrics.groups import Cells
-from ..metrics.inference import answering_batches, answers_from, sight_for, sight_to_answer
+from ..metrics.inference import inference_batches, predictions_from_logits, sight_for, sight_for_prediction
 from ..metrics.intervals import TAIL, resample, wilson
 from ..metrics.localization import with_truth
-from ..metrics.predictions import Answers
+from ..metrics.predictions import Predictions
 from ..sight import Method
 from ..vit.model import Input
 
@@ -45,7 +45,7 @@ class Swaps:
     source: Literal["given", "discovered"]  # where foregrounds come from
     by: Literal["class", "group"]  # what makes two backgrounds of one kind
     kinds: tuple[str, ...]
-    answers: dict[str, Answers]
+    answers: dict[str, Predictions]
     examples: dict[str, Tensor]  # uint8 [m, 3, h, w]: the first pictures, in each condition
     notes: tuple[str, ...]
 
@@ -101,11 +101,11 @@ def swaps(
             at = np.arange(start, min(start + batch, len(held)))
             mixed, masks = held.mixed(at, kind, shared.get(kind), expects.mean, accelerator.device)
             with torch.no_grad(), accelerator.autocast():
-                seen = sight_to_answer(method, mixed, masks if told else None)
+                seen = sight_for_prediction(method, mixed, masks if told else None)
                 logits.append(method.judge(mixed, seen).logits.float().cpu())
             if progress is not None:
                 progress(round(THOUSAND * (number + (at[-1] + 1) / len(held)) / len(wanted)))
-        answers[kind] = answers_from(rows, held.indices, torch.cat(logits).numpy())
+        answers[kind] = predictions_from_logits(rows, held.indices, torch.cat(logits).numpy())
         mixed, _ = held.mixed(examples, kind, shared.get(kind), expects.mean, "cpu")
         drawn[kind] = (mixed * 255).round().to(torch.uint8)
     words = {"same": "the same", "random": "any", "other": "another"}
@@ -135,7 +135,7 @@ class Held:
     ) -> Held:  # fmt: skip
         images, masks = [], []
         with closing(
-            answering_batches(
+            inference_batches(
                 rows, indices, expects, accelerator, batch=batch, workers=workers, cache=cache, masks=given
             )
         ) as batches:
@@ -239,7 +239,7 @@ def spread_over(cells: np.ndarray, count: int) -> np.ndarray:
     return np.lexsort((cells, turn))[:count]
 
 
-def difference(ours: Answers, theirs: Answers, seed: int = 0) -> Estimate:
+def difference(ours: Predictions, theirs: Predictions, seed: int = 0) -> Estimate:
     """Of accuracies on the same pictures, drawn together."""
     cells = Cells.of(ours)
     weights = cells.sizes / len(ours)

@@ -22,7 +22,7 @@ from ..data.batches import Batch
 from ..data.rows import SPLITS, Rows
 from ..errors import UserError
 from ..metrics.estimates import Estimate
-from ..metrics.inference import answering_batches, sight_for
+from ..metrics.inference import inference_batches, sight_for
 from ..metrics.keypoints import Places, keypoint_errors
 from ..metrics.localization import (
     FIGURES,
@@ -40,7 +40,7 @@ from ..where.relevance import can_be_explained, relevance_map
 
 if TYPE_CHECKING:
     from ..config import Localize
-    from ..load import Asked
+    from ..load import EvaluationData
 
 
 def localize(
@@ -125,7 +125,7 @@ class _Watch:
         is_told = self.method.needs_masks
         given = self.method.with_masks(self.rows) if is_told else self.rows
         opened = [
-            answering_batches(
+            inference_batches(
                 rows, indices, self.expects, self.accelerator,
                 batch=self.batch, workers=self.workers, cache=self.cache, masks=True,
             )
@@ -151,15 +151,15 @@ def _split_off(columns: Columns) -> tuple[Places | None, Columns]:
 def localize_run(command: Localize) -> tuple[Localization, Path]:
     """A trained model on a split of its own data or of others, and the file that says so."""
     from ..console.files import write
-    from ..load import data_asked_for, folder_for, opened
+    from ..load import evaluation_data, opened, results_folder
 
     accelerator, model = opened(command.run, command.device, intervention=command.intervention)
-    asked = data_asked_for(command, model.run)
+    asked = evaluation_data(command, model.run)
     indices = asked.rows.where(command.split)
     if not len(indices):
         raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
     with_truth(asked.rows, indices)  # or it says so, before a folder is made
-    path = folder_for(command, model.run, asked) / "localization.json"
+    path = results_folder(command, model.run, asked) / "localization.json"
     before = figures_before(path, asked)
     found = localize(
         model.method, asked.rows, indices, model.expects, accelerator,
@@ -190,9 +190,9 @@ def _brief(value: Any) -> Any:
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
-def figures_before(path: Path, asked: Asked) -> dict[str, Any]:
+def figures_before(path: Path, asked: EvaluationData) -> dict[str, Any]:
     """What a file of figures says already, if it is there, of these data."""
-    from ..load import refuse_other_data
+    from ..load import check_other_data
 
     if not path.exists():
         return {}
@@ -201,7 +201,7 @@ def figures_before(path: Path, asked: Asked) -> dict[str, Any]:
         known = content["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: cannot be read ({error}); remove it") from error
-    refuse_other_data(path, known, asked)
+    check_other_data(path, known, asked)
     return content
 
 

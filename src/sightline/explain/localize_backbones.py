@@ -24,7 +24,7 @@ from ..data.images import Canvas, Sample, decode
 from ..data.rows import SPLITS, Rows, fingerprint, read_rows
 from ..errors import UserError
 from ..metrics.estimates import Estimate
-from ..metrics.inference import answering_batches
+from ..metrics.inference import inference_batches
 from ..metrics.localization import RESAMPLES, estimates, in_order, with_truth
 from ..metrics.overlap import Columns
 from ..sight import Sight, cell_share, inside_boxes
@@ -186,7 +186,7 @@ def localize_backbones(
         alike.setdefault(Canvas.of(each.expects), []).append(each)
     found: dict[str, Seen] = {}
     for some in alike.values():
-        batches = answering_batches(
+        batches = inference_batches(
             rows, chosen, some[0].expects, accelerator,
             batch=batch, workers=workers, cache=cache, masks=truth == "masks",
         )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.rows import Rows
 from ..errors import UserError
-from ..metrics.inference import answering_batches, over_batches, sight_to_answer
+from ..metrics.inference import inference_batches, map_batches, sight_for_prediction
 from ..sight import Method
 from ..vit.model import Input
 
@@ -28,17 +28,17 @@ def features(
     """[n, D], of length 1: the first token that each answer is made from, which is CLS."""
 
     def embed(images: Tensor, masks: Tensor | None) -> Tensor:
-        tokens = method.judge(images, sight_to_answer(method, images, masks)).tokens
+        tokens = method.judge(images, sight_for_prediction(method, images, masks)).tokens
         if tokens is None:
             raise UserError(f"{type(method).__name__}: says nothing of its features")
         return F.normalize(tokens[:, 0].float(), dim=-1)
 
-    batches = answering_batches(
+    batches = inference_batches(
         method.with_masks(rows), indices, expects, accelerator,
         batch=batch, workers=workers, cache=cache, masks=method.needs_masks,
     )  # fmt: skip
     with closing(batches):
-        return torch.from_numpy(over_batches(embed, batches, accelerator))
+        return torch.from_numpy(map_batches(embed, batches, accelerator))
 
 
 def named_rightly(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..metrics.estimates import Estimate
 from ..metrics.groups import RESAMPLES
-from ..metrics.inference import sight_for, sight_to_answer
+from ..metrics.inference import sight_for, sight_for_prediction
 from ..metrics.intervals import TAIL, resample
 from ..sight import Method, Sight, cell_share
 
@@ -94,7 +94,7 @@ def blackened(images: Tensor, turns: Tensor, share: float) -> Tensor:
 
 
 def predicted(method: Method, images: Tensor, told: Tensor | None) -> Tensor:
-    return method.judge(images, sight_to_answer(method, images, told)).logits.argmax(dim=1)
+    return method.judge(images, sight_for_prediction(method, images, told)).logits.argmax(dim=1)
 
 
 @torch.no_grad()

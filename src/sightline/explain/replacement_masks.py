@@ -17,11 +17,11 @@ from ..errors import UserError
 from ..load import Model
 
 if TYPE_CHECKING:
-    from ..load import Asked
+    from ..load import EvaluationData
 
 
 def with_other_masks(
-    rows: Rows, at: np.ndarray, command: Stress | Audit, model: Model, asked: Asked, accelerator: Accelerator
+    rows: Rows, at: np.ndarray, command: Stress | Audit, model: Model, asked: EvaluationData, accelerator: Accelerator
 ) -> tuple[Rows, str]:
     """The rows, those `at` these places with the masks of --masks, and words that go on after 'masks'; without --masks
     the rows as they are, and no words."""

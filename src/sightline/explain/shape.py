@@ -21,9 +21,9 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..metrics.estimates import Estimate, Metrics
 from ..metrics.groups import score
-from ..metrics.inference import answering_batches, over_batches, sight_for
+from ..metrics.inference import inference_batches, map_batches, sight_for
 from ..metrics.overlap import patch_grid
-from ..metrics.predictions import Answers
+from ..metrics.predictions import Predictions
 from ..sight import Look, cell_share
 from ..vit.model import Input
 from ..what.probe import Linear, tune_logistic
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class FromShape:
     """The answers of a probe that sees the shape alone, and what they are worth."""
 
-    answers: Answers
+    answers: Predictions
     metrics: Metrics
     c: float  # chosen on the validation data
     cells: int
@@ -80,17 +80,17 @@ def shapes(
         sight, size = sight_for(method, images, masks), (images.shape[2], images.shape[3])
         return cell_share(sight.visible(size), patch_grid(sight, {}, size)).flatten(1)
 
-    batches = answering_batches(
+    batches = inference_batches(
         method.with_masks(rows), indices, expects, accelerator,
         batch=batch, workers=workers, cache=cache, masks=method.needs_masks,
     )  # fmt: skip
     try:
-        return over_batches(shape, batches, accelerator)
+        return map_batches(shape, batches, accelerator)
     finally:
         batches.close()
 
 
-def label_from_shape(rows: Rows, seen: dict[str, np.ndarray], split: str) -> tuple[Answers, Linear]:
+def label_from_shape(rows: Rows, seen: dict[str, np.ndarray], split: str) -> tuple[Predictions, Linear]:
     """Logistic regression on the shapes `seen` in training, standardised, C by class-balanced accuracy on `val`.
 
     Every class counts as equally likely beforehand: otherwise naming the commonest one would hide what is known.
@@ -98,11 +98,11 @@ def label_from_shape(rows: Rows, seen: dict[str, np.ndarray], split: str) -> tup
     labels = rows.labels[rows.where("train")]
     prior = np.log(np.maximum(np.bincount(labels, minlength=len(rows.classes)), 1) / len(labels))
 
-    def answers(linear: Linear, on: str) -> Answers:
+    def answers(linear: Linear, on: str) -> Predictions:
         at = rows.where(on)
         groups = None if rows.groups is None else rows.groups[at]
         images, logits = [rows.images[i] for i in at], linear.logits(seen[on]) - prior
-        return Answers.from_logits(images, rows.labels[at], logits, rows.classes, groups, rows.group_names, on)
+        return Predictions.from_logits(images, rows.labels[at], logits, rows.classes, groups, rows.group_names, on)
 
     best, _ = tune_logistic(seen["train"], labels, len(rows.classes), lambda linear: score(answers(linear, "val")))
     return answers(best, split), best
@@ -114,15 +114,15 @@ def shape_run(command: Shape, seen: dict[str, np.ndarray] | None = None) -> tupl
     `seen` are its shapes by split, where they are known from another call; those that are not are put there.
     """
     from ..console.files import make_folder, write
-    from ..load import data_asked_for, folder_for, measure, opened
+    from ..load import evaluation_data, measure, opened, results_folder
 
     accelerator, model = opened(command.run, command.device, intervention=command.intervention)
-    asked = data_asked_for(command, model.run)
+    asked = evaluation_data(command, model.run)
     rows = asked.rows
     for split in (needed := dict.fromkeys(["train", "val", command.split])):
         if not len(rows.where(split)):
             raise UserError(f"{asked.path}: no pictures in the split {split!r}, which the probe of the shape needs")
-    path = folder_for(command, model.run, asked) / "shape" / f"{command.split}.json"
+    path = results_folder(command, model.run, asked) / "shape" / f"{command.split}.json"
     figures_before(path, asked)  # or it says that they are of other data
     seen = {} if seen is None else seen
     for split in [split for split in needed if split not in seen]:

@@ -22,9 +22,9 @@ from ..data.batches import Batch
 from ..data.drawing import as_seen
 from ..data.rows import Rows
 from ..errors import UserError
-from ..load import Model, data_asked_for, folder_for, opened, with_classes_of
+from ..load import Model, evaluation_data, match_classes, opened, results_folder
 from ..metrics.estimates import Estimate
-from ..metrics.inference import answering_batches, sight_for
+from ..metrics.inference import inference_batches, sight_for
 from ..sight import Sight
 from ..vit.weights import weights_sha256
 from .localize import figures_before
@@ -74,7 +74,7 @@ class Bench:
         told, method, said = self.model.method.needs_masks, self.model.method, self.command
         with ExitStack() as to_close:
             opened = [
-                answering_batches(
+                inference_batches(
                     rows, indices, self.model.expects, self.accelerator,
                     batch=said.batch, workers=said.workers, cache=said.cache, masks=with_masks,
                 )
@@ -89,17 +89,17 @@ class Bench:
 
 def stress(command: Stress) -> tuple[Stressed, Path]:
     """What a trained model's explanations are worth, and the file that says so."""
-    refuse_hopeless(command)
+    validate_config(command)
     accelerator, model = opened(command.run, command.device, intervention=command.intervention)
     if accelerator.num_processes > 1:
         raise UserError("explanations are tested by one process: run `sightline stress` without a launcher")
-    asked = data_asked_for(command, model.run)
+    asked = evaluation_data(command, model.run)
     any_classes = set(command.tests) <= NEED_NO_ANSWERS
-    rows = asked.rows if any_classes else with_classes_of(model, asked.rows, asked.path)
+    rows = asked.rows if any_classes else match_classes(model, asked.rows, asked.path)
     at = rows.where(command.split)
     if not len(at):
         raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
-    path = folder_for(command, model.run, asked) / "stress" / f"{command.split}.json"
+    path = results_folder(command, model.run, asked) / "stress" / f"{command.split}.json"
     before = figures_before(path, asked)  # or it says that they are of other data
     at = drawn(at, command.limit or len(at), command.seed)
     rows, masks_from = with_other_masks(rows, at, command, model, asked, accelerator)
@@ -113,7 +113,7 @@ def stress(command: Stress) -> tuple[Stressed, Path]:
     return save(path, work, before, pictures=command.pictures), path
 
 
-def refuse_hopeless(command: Stress) -> None:
+def validate_config(command: Stress) -> None:
     for flag, number, least in (
         ("limit", command.limit, 0),
         ("subsets", command.subsets, 1),
@@ -309,7 +309,7 @@ def neighbours(bench: Bench) -> dict[str, Estimate]:
     """Among the training pictures of these data, or where there are none, among the others."""
     said, rows = bench.command, bench.rows
     bank = drawn(rows.where("train"), MOST_BANK, said.seed) if said.split != "train" else np.zeros(0, np.int64)
-    refuse_strangers(rows.labels[bench.indices], rows.labels[bank])
+    check_strangers(rows.labels[bench.indices], rows.labels[bank])
     of = partial(
         features, bench.model.method, rows, expects=bench.model.expects, accelerator=bench.accelerator,
         batch=said.batch, workers=said.workers, cache=said.cache,
@@ -324,7 +324,7 @@ def neighbours(bench: Bench) -> dict[str, Estimate]:
     return {f"{k} {among}": mean_over(some.astype(np.float64)) for k, some in right.items()}
 
 
-def refuse_strangers(labels: np.ndarray, bank: np.ndarray) -> None:
+def check_strangers(labels: np.ndarray, bank: np.ndarray) -> None:
     """Pictures none of which has a neighbour of its class would all be named wrongly, whatever the features know; and
     where all neighbours are of one class, everything is named that."""
     if len(bank) and not np.isin(labels, bank).any():

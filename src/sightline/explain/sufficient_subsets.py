@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..metrics.estimates import Estimate
-from ..metrics.inference import sight_to_answer
+from ..metrics.inference import sight_for_prediction
 from ..sight import Method
 from .perturbation import mean_over
 
@@ -60,7 +60,7 @@ def sufficient(
         with torch.enable_grad():
             seen = ground + (images - ground) * shown.view(B, 1, h, w)
             with torch.no_grad():
-                sight = sight_to_answer(method, seen, told)
+                sight = sight_for_prediction(method, seen, told)
             logits = method.judge(seen, sight).logits.float()
             likely = logits.log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
             if not likely.requires_grad:

@@ -21,7 +21,7 @@ from ..data.rows import Rows, read_rows
 from ..datasets.imagenet import SI_SCORE_FOLDERS, imagenet_classes, objectnet_answers
 from ..errors import UserError
 from ..metrics.estimates import Estimate
-from ..metrics.inference import answering_batches, over_batches, sight_to_answer
+from ..metrics.inference import inference_batches, map_batches, sight_for_prediction
 from ..metrics.intervals import wilson
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def best_answers(model: Any, rows: Rows, classes: Sequence[int], accelerator: An
     own = torch.tensor(classes, device=accelerator.device)
 
     def best(images: Tensor, masks: Tensor | None) -> Tensor:
-        logits = model.method.judge(images, sight_to_answer(model.method, images, masks)).logits.float()
+        logits = model.method.judge(images, sight_for_prediction(model.method, images, masks)).logits.float()
         among = own[logits[:, own].topk(min(TOP, len(own)), dim=1).indices]
         among = torch.nn.functional.pad(among, (0, TOP - among.shape[1]), value=-1)
         return torch.stack([logits.topk(TOP, dim=1).indices, among], dim=1)
@@ -158,11 +158,11 @@ def best_answers(model: Any, rows: Rows, classes: Sequence[int], accelerator: An
     if model.method.needs_masks:
         raise UserError("this model is told where to look by masks, and these sets have none")
     indices = np.arange(len(rows))
-    batches = answering_batches(
+    batches = inference_batches(
         rows, indices, model.expects, accelerator, batch=command.batch, workers=command.workers, cache=command.cache
     )
     with closing(batches):
-        return over_batches(best, batches, accelerator).astype(np.int64)
+        return map_batches(best, batches, accelerator).astype(np.int64)
 
 
 def shifted(rows: Rows, best: np.ndarray, accepted: Mapping[int, set[int]]) -> Shifted:

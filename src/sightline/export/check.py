@@ -118,7 +118,7 @@ def compare(
         for size in (len(images),) if ways else (len(images), *BATCHES):
             given = {name: value[:size] for name, value in {"images": images, **told}.items()}
             found = run(session, given | way.inputs)
-            refuse_other_class(found["probabilities"], expected.probabilities[:size], way.words)
+            check_other_class(found["probabilities"], expected.probabilities[:size], way.words)
             same = reference.judge(given["images"], seen_by(found, expected.sight[:size])).probabilities
             far = max(far, float((found["probabilities"] - same).abs().max()))
             sights = max(sights, other_sight(found, expected.sight[:size], images.shape[-2:]))
@@ -141,7 +141,7 @@ def answer(method: Method, images: Tensor, masks: Tensor | None) -> Prediction:
     return Prediction(method.judge(images, sight).logits, sight)
 
 
-def refuse_other_class(found: Tensor, expected: Tensor, words: str) -> None:
+def check_other_class(found: Tensor, expected: Tensor, words: str) -> None:
     wrong = (found.argmax(dim=1) != expected.argmax(dim=1)).nonzero().flatten().tolist()
     top = expected.topk(min(2, expected.shape[1]), dim=1).values
     surely = [i for i in wrong if top[i, 0] - top[i, -1] > TOLERANCE]  # two classes alike to so many digits are a tie

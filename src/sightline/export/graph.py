@@ -30,7 +30,7 @@ from ..what.masked import MaskedViT
 from ..what.probe import BoxProbe
 from ..what.zeroshot import ZeroShot
 from ..where.adapter import AdaptedSight
-from ..where.corrections import Claims, Correction
+from ..where.corrections import Correction, PartAssignment
 from ..where.crops import CentreSight, CropSight, in_pixels
 from ..where.parts import Parts
 
@@ -46,16 +46,16 @@ class Switches(Correction):
     always: Tensor  # bool [K]
     limits: Tensor  # [K]; infinite: none
 
-    def keep_parts(self, claims: Claims) -> Tensor:
+    def keep_parts(self, claims: PartAssignment) -> Tensor:
         return self.kept.expand(len(claims.scores), -1)
 
-    def forced(self, claims: Claims) -> Tensor:
+    def forced(self, claims: PartAssignment) -> Tensor:
         return self.always[claims.part]
 
-    def dropped(self, claims: Claims) -> Tensor:
+    def dropped(self, claims: PartAssignment) -> Tensor:
         return ~self.kept[claims.part]
 
-    def too_far(self, claims: Claims) -> Tensor:
+    def too_far(self, claims: PartAssignment) -> Tensor:
         if self.farthest is None:
             return torch.zeros_like(claims.distances, dtype=torch.bool)
         return claims.distances > self.limits[claims.part]

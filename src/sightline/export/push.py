@@ -17,7 +17,7 @@ from torch import nn
 from ..config import Push
 from ..console.terminal import bar, counted
 from ..errors import UserError
-from ..load import HUB, LOADED, LOG_IN, Model, load_as_trained, refuse_odd_name, refused
+from ..load import HUB, LOADED, LOG_IN, Model, check_odd_name, load_as_trained, refused
 from ..report.card import card
 from ..vit.weights import weights_sha256
 from .export import certificate_of, discs, intervention_of, pictures_of
@@ -38,7 +38,7 @@ def push(command: Push, step: Callable[[int], None] | None = None) -> Pushed:
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
 
     done = step or (lambda _: None)
-    refuse_odd_name(command.repository)
+    check_odd_name(command.repository)
     if get_token() is None:
         raise UserError(f"{command.repository}: you are not logged in at the Hugging Face hub; {LOG_IN}")
     files = to_publish(load_as_trained(command.run), command)

@@ -2,7 +2,7 @@
 
     method = intervened(load(run).method, Intervention(drop=(3,)))      # looks, judges and is as blind as before
 
-The first stage runs once per picture for all of it: what it found is kept (`Looked`), and every intervention is decided
+The first stage runs once per picture for all of it: what it found is kept (`CachedLook`), and every intervention is decided
 and answered from that.
 """
 
@@ -26,16 +26,16 @@ from ..data.batches import Batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..methods.base import Found, PartMethod, part_method
-from ..metrics.inference import answers_from, over_batches
-from ..metrics.predictions import Answers
+from ..metrics.inference import map_batches, predictions_from_logits
+from ..metrics.predictions import Predictions
 from ..sight import Method, Prediction, Sight
 from ..vit.weights import weights_sha256
-from ..where.corrections import Claims
+from ..where.corrections import PartAssignment
 from ..where.parts import hard_keep
-from .file import FILE, Intervention, Sketch
+from .file import FILE, DistanceSketch, Intervention
 
 if TYPE_CHECKING:
-    from ..load import Asked, Model
+    from ..load import EvaluationData, Model
 
 QUANTILES = (0.9, 0.95, 0.97, 0.99)
 MOST_BYTES = 4 << 30  # of what was found, to be held in memory
@@ -78,7 +78,7 @@ class Intervened(Method):
         correction = self.correction
         if self.method.looks_again:  # distances are those of the closer look, and maps are not
             correction = replace(correction, farthest=None)
-        shares = correction.shares(Claims.of(parts, parts.scores)).unbind(dim=1)
+        shares = correction.shares(PartAssignment.of(parts, parts.scores)).unbind(dim=1)
         left = [k for k in range(len(shares) - 1) if k not in self.intervention.drop]
         return {self.intervention.part(k): shares[k] for k in left} | {"background": shares[-1]}
 
@@ -89,7 +89,7 @@ class Intervened(Method):
 
 def intervened(method: Method, intervention: Intervention) -> Intervened:
     learner = part_method(method, "this method")
-    intervention.refuse_impossible(learner.where.parts)
+    intervention.check_impossible(learner.where.parts)
     return Intervened(learner, intervention).train(learner.training)
 
 
@@ -103,7 +103,7 @@ def kept(model: Model) -> Intervention | None:
     intervention = Intervention.load(path)
     if intervention.facts.get("weights") != weights_sha256(cast(nn.Module, model.method)):
         raise UserError(f"{path}: is about other weights than this run has now; remove it with --clear, and find anew")
-    intervention.refuse_impossible(part_method(model.method, str(model.run.folder)).where.parts)
+    intervention.check_impossible(part_method(model.method, str(model.run.folder)).where.parts)
     return intervention
 
 
@@ -138,19 +138,19 @@ def measured_search(model: Model) -> dict[str, Any] | None:
 
 
 @torch.no_grad()
-def calibrate(method: PartMethod, batches: Batches, accelerator: Accelerator) -> Sketch:
+def calibrate(method: PartMethod, batches: Batches, accelerator: Accelerator) -> DistanceSketch:
     """Distances of the patches that belong to a part, from its prototype; in the closer look, where there are two."""
-    sketch = Sketch.empty(method.where.parts)
+    sketch = DistanceSketch.empty(method.where.parts)
     for some in watched(batches.epoch(0), len(batches)):
         if len(some):
             with accelerator.autocast():
                 claims = method.find(some.to(accelerator.device).images.float() / 255).deciding
             own = hard_keep(claims.scores)
             sketch.add(claims.part[own].cpu().numpy(), claims.distances[own].cpu().numpy())
-    return Sketch(np.sum(gather_object([sketch.counts]), axis=0))
+    return DistanceSketch(np.sum(gather_object([sketch.counts]), axis=0))
 
 
-def calibrated(asked: Asked, sketch: Sketch) -> dict[str, Any]:
+def calibrated(asked: EvaluationData, sketch: DistanceSketch) -> dict[str, Any]:
     """What an intervention says of its distances."""
     counts = sketch.counts.sum(axis=1).tolist()
     on = {"data": asked.rows.name, "fingerprint": asked.fingerprint, "split": "train"}
@@ -161,7 +161,7 @@ def calibrated(asked: Asked, sketch: Sketch) -> dict[str, Any]:
 
 
 @dataclass(eq=False)
-class Looked:
+class CachedLook:
     """Pictures that are looked at once, and answered under as many interventions as one likes.
 
     What was found is held on the CPU, as far as `most_bytes` go; the pictures themselves are read again each time.
@@ -175,7 +175,7 @@ class Looked:
     held: list[Found] = field(default_factory=list)
     full: bool = False
 
-    def __call__(self, interventions: Sequence[Intervention]) -> list[Answers]:
+    def __call__(self, interventions: Sequence[Intervention]) -> list[Predictions]:
         number = count()
 
         def logits(images: Tensor, _: Tensor | None) -> Tensor:
@@ -183,9 +183,11 @@ class Looked:
             answers = [self.method.answer(images, found, one.correction).logits for one in interventions]
             return torch.stack(answers, dim=1)
 
-        every = over_batches(logits, self.batches, self.accelerator)
+        every = map_batches(logits, self.batches, self.accelerator)
         self.full = True  # the first time has seen all of them
-        return [answers_from(self.rows, self.batches.indices, every[:, k]) for k in range(len(interventions))]
+        return [
+            predictions_from_logits(self.rows, self.batches.indices, every[:, k]) for k in range(len(interventions))
+        ]
 
     def found(self, number: int, images: Tensor) -> Found:
         if number < len(self.held):

@@ -59,7 +59,7 @@ class Intervention:
             )
         return Correction(self.drop, self.force, None if self.quantile is None else self.thresholds)
 
-    def refuse_impossible(self, parts: int) -> None:
+    def check_impossible(self, parts: int) -> None:
         """For a model of so many parts."""
         for part in (*self.drop, *self.force, *self.names):
             if not 0 <= part < parts:
@@ -140,7 +140,7 @@ def parse_names(said: tuple[str, ...]) -> dict[int, str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Sketch:
+class DistanceSketch:
     """Quantiles of positive numbers, part by part, in one pass and 830 kB per part, with a relative error of at most
     `ERROR`: buckets whose widths grow with the numbers (DDSketch, Masson et al. 2019). Within a bucket ranks are spread
     evenly, because distances may lie so close to each other that one holds some per cent of them."""
@@ -153,7 +153,7 @@ class Sketch:
     BUCKETS = math.ceil(math.log(MOST / LEAST) / math.log(RATIO)) + 1
 
     @classmethod
-    def empty(cls, parts: int) -> Sketch:
+    def empty(cls, parts: int) -> DistanceSketch:
         return cls(np.zeros((parts, cls.BUCKETS), dtype=np.int64))
 
     def add(self, parts: np.ndarray, values: np.ndarray) -> None:

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..metrics.estimates import Estimate
 from ..metrics.groups import Cells, Parts, score
 from ..metrics.intervals import TAIL, areas, resample
-from ..metrics.predictions import Answers
+from ..metrics.predictions import Predictions
 from .file import Intervention
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ RESAMPLES = 10_000  # so many that a twentieth, divided by dozens of steps, is s
 BRIEFLY = 2000  # for what is shown, but decides nothing
 WORDS = {"worst-group": "worst group", "worst-class": "worst class", "auc": "AUC"}  # objectives
 
-AnswersTo = Callable[[Sequence[Intervention]], list[Answers]]
+AnswersTo = Callable[[Sequence[Intervention]], list[Predictions]]
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Search:
         }
 
 
-def objective_of(answers: Answers, said: str | None) -> str:
+def objective_of(answers: Predictions, said: str | None) -> str:
     """The worst group where there are groups, otherwise the worst class; or what is said."""
     objective = said or ("worst-class" if answers.groups is None else "worst-group")
     if objective not in WORDS:
@@ -195,13 +195,13 @@ def next_steps(
 
 
 def least_gain(
-    ours: Answers, theirs: Answers, objective: str, tail: float, resamples: int = RESAMPLES, seed: int = 0
+    ours: Predictions, theirs: Predictions, objective: str, tail: float, resamples: int = RESAMPLES, seed: int = 0
 ) -> float:
     """The low end, one-sided, of how far `ours` are above `theirs` on the same images."""
     return _least(*_drawn(ours, theirs, objective, resamples, seed), tail)
 
 
-def gained(ours: Answers, theirs: Answers, objective: str, seed: int = 0) -> Estimate:
+def gained(ours: Predictions, theirs: Predictions, objective: str, seed: int = 0) -> Estimate:
     """The gain with its 95 % interval, not corrected for anything."""
     first, second = _drawn(ours, theirs, objective, BRIEFLY, seed)
     how = "DeLong's covariance, paired" if objective == "auc" else "paired bootstrap over images, of minima"
@@ -209,7 +209,7 @@ def gained(ours: Answers, theirs: Answers, objective: str, seed: int = 0) -> Est
     return Estimate(value, _least(first, second, TAIL), -_least(second, first, TAIL), len(ours), how, difference=True)
 
 
-def suspected(trials: Sequence[Trial], every: Sequence[Answers], before: Answers) -> Suspect | None:
+def suspected(trials: Sequence[Trial], every: Sequence[Predictions], before: Predictions) -> Suspect | None:
     """Of parts without which a group surely gains (exact sign test on answers that change, one-sided, 5 % divided by
     parts times groups), the one with the largest gain. Classes trade errors whatever is left out: groups are needed."""
     from scipy.stats import binom
@@ -227,7 +227,9 @@ def suspected(trials: Sequence[Trial], every: Sequence[Answers], before: Answers
     return max(found, key=lambda one: one.gain.value, default=None)
 
 
-def _drawn(ours: Answers, theirs: Answers, objective: str, resamples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _drawn(
+    ours: Predictions, theirs: Predictions, objective: str, resamples: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """[R, k] twice: the figures of which the lowest counts, drawn on the same images."""
     if objective == "auc":
         margins, positive = np.stack([ours.margins, theirs.margins]), ours.labels == 1
@@ -248,21 +250,21 @@ def _least(first: np.ndarray, second: np.ndarray, tail: float) -> float:
     return float(np.quantile(gains, tail / len(rivals), axis=0).max())
 
 
-def _cells(answers: Answers, objective: str) -> tuple[Cells, Parts]:
+def _cells(answers: Predictions, objective: str) -> tuple[Cells, Parts]:
     cells = Cells.of(answers)
     if objective == "worst-group":
         return cells, cells.parts(cells.groups, answers.group_names)
     return cells, cells.parts(cells.labels, answers.classes)
 
 
-def _trial(step: str, option: Intervention, ours: Answers, theirs: Answers, objective: str, seed: int) -> Trial:
+def _trial(step: str, option: Intervention, ours: Predictions, theirs: Predictions, objective: str, seed: int) -> Trial:
     by = ("worst-class",) if ours.groups is None else ("worst-class", "worst-group")
     found = [differences(ours, theirs, kind, seed) for kind in by]
     gain = gained(ours, theirs, objective, seed)
     return Trial(option, step, score(ours, objective), gain, found[0], found[1] if len(found) > 1 else {})
 
 
-def differences(ours: Answers, theirs: Answers, by: str, seed: int = 0) -> dict[str, Estimate]:
+def differences(ours: Predictions, theirs: Predictions, by: str, seed: int = 0) -> dict[str, Estimate]:
     """In every class, or group: how much more is right, with a 95 % interval."""
     cells, parts = _cells(ours, by)
     correct = [answers.correct[:, None] for answers in (ours, theirs)]

@@ -11,7 +11,7 @@ from ..config.matrix import Matrix
 from ..data.rows import Rows, fingerprint
 from ..metrics.comparison import compare, verdict
 from ..metrics.estimates import Estimate
-from ..metrics.predictions import Answers
+from ..metrics.predictions import Predictions
 from .cells import Cell
 from .scaling import WHICHEVER, Curve, curves
 from .words import Word
@@ -140,14 +140,14 @@ class Grid:
 
 
 def grid_of(cells: Sequence[Cell], wheres: Sequence[Word], whats: Sequence[Word], rows: Rows, config: Matrix) -> Grid:
-    answered: dict[str, Answers] = {}
+    answered: dict[str, Predictions] = {}
 
     def gains(reference: Cell, others: Sequence[Cell]) -> list[Estimate]:
         """How far others are above, picture by picture, in what the figures are of."""
         for cell in (reference, *others):
             path = config.folder / "cells" / cell.folder / "predictions" / "test.csv"
             if cell.key not in answered:
-                answered[cell.key] = Answers.load_csv(path, split="test", group_names=tuple(rows.group_names))
+                answered[cell.key] = Predictions.load_csv(path, split="test", group_names=tuple(rows.group_names))
         named = {cell.key: [answered[cell.key]] for cell in (reference, *others)}
         entries = compare(named, seed=config.seed).entries[1:]
         found = [entry.accuracy_gain if rows.groups is None else entry.worst_gain for entry in entries]

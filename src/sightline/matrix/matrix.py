@@ -15,7 +15,7 @@ from ..console.terminal import print_notes
 from ..data.rows import Rows, fingerprint, read_rows
 from ..errors import UserError
 from ..metrics.groups import evaluate
-from ..training.context import refuse_nothing_to_tell
+from ..training.context import check_splits
 from ..training.distributed import make_accelerator
 from ..training.run_folder import about, versions
 from .bench import Bench, short_print
@@ -34,7 +34,7 @@ def fill(config: Matrix, told: Callable[[Cell], None] = lambda _: None) -> Grid:
     wheres = read_words(config.where, KINDS, "where")
     whats = read_words(config.what, WHATS, "what")
     rows = read_rows(config.data, layout=config.layout, seed=config.split_seed)
-    refuse_hopeless(config, rows)
+    validate_config(config, rows)
     accelerator = make_accelerator(config.device)
     if accelerator.num_processes > 1:
         raise UserError("the matrix is filled by one process: start it without accelerate")
@@ -101,8 +101,8 @@ def collected(there: list[Cell], wheres: list[Word], whats: list[Word]) -> list[
     return [replace(named.get(pair.name, pair), where=pair.where, what=pair.what) for pair in pairs]
 
 
-def refuse_hopeless(config: Matrix, rows: Rows) -> None:
-    refuse_nothing_to_tell(config.data, rows, ("train", "val", "test"))
+def validate_config(config: Matrix, rows: Rows) -> None:
+    check_splits(config.data, rows, ("train", "val", "test"))
     for wrong, complaint in (
         (config.batch < 1, f"--batch {config.batch}: must be at least 1"),
         (config.workers < 0, f"--workers {config.workers}: must not be negative"),

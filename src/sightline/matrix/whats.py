@@ -23,8 +23,8 @@ from ..methods.base import open_backbone
 from ..methods.dfr import fit_dfr
 from ..methods.probe import fit_probe, seen_at_once
 from ..metrics.groups import score
-from ..metrics.inference import answers_from
-from ..metrics.predictions import Answers
+from ..metrics.inference import predictions_from_logits
+from ..metrics.predictions import Predictions
 from ..sight import Sight
 from ..vit.model import Input, ViT
 from ..vit.weights import HEAD, weights_sha256
@@ -178,7 +178,7 @@ def chosen(where: Where, what: What) -> Chosen:
 class Outcome:
     """What came of a cell."""
 
-    answers: dict[str, Answers]  # by split: test, and val where it was not fitted
+    answers: dict[str, Predictions]  # by split: test, and val where it was not fitted
     validation: float  # class-balanced accuracy on validation data that were not fitted
     way: Way
     tried: dict[str, float]  # by way
@@ -192,8 +192,10 @@ RULE = f"way and C: highest {SELECT} accuracy on val, without group labels; the 
 def probe(where: Where, what: What, folder: Path) -> Outcome:  # noqa: ARG001
     found, rows = chosen(where, what), where.bench.rows
 
-    def answered(split: str) -> Answers:
-        return answers_from(rows, rows.where(split), found.linear.logits(features(where, found.way, what, split)))
+    def answered(split: str) -> Predictions:
+        return predictions_from_logits(
+            rows, rows.where(split), found.linear.logits(features(where, found.way, what, split))
+        )
 
     answers = {split: answered(split) for split in ("val", "test")}
     return Outcome(answers, found.score, found.way, found.tried, RULE, {"c": found.linear.c})
@@ -211,8 +213,10 @@ def dfr(where: Where, what: What, folder: Path) -> Outcome:  # noqa: ARG001
     splits = rows.splits.copy()
     splits[val[aside]] = TRAIN  # where DFR-Val does not look
     half = fit_dfr(config, replace(rows, splits=splits), {"val": of_val[kept]})
-    validation = score(answers_from(rows, val[aside], half.linear.logits(of_val[aside])), SELECT)
-    test = answers_from(rows, rows.where("test"), fitted.linear.logits(features(where, found.way, what, "test")))
+    validation = score(predictions_from_logits(rows, val[aside], half.linear.logits(of_val[aside])), SELECT)
+    test = predictions_from_logits(
+        rows, rows.where("test"), fitted.linear.logits(features(where, found.way, what, "test"))
+    )
     rule = (
         f"way: that of the probe on these features ({RULE}); C and class weights: worst group on half of val (DFR-Val, "
         "fitted and chosen with group labels of val); its validation figure: a fit to one half of val, on the other"
@@ -228,11 +232,11 @@ def zero_shot(where: Where, what: What, folder: Path) -> Outcome:  # noqa: ARG00
     if not ways:
         raise UserError("--crop: CLIP answers from one crop; name a single side, too")
 
-    def answered(way: Way, split: str) -> Answers:
+    def answered(way: Way, split: str) -> Predictions:
         tokens = torch.from_numpy(features(where, way, what, split)).to(where.bench.device)
         with torch.no_grad():
             logits = clip.to(where.bench.device).answer(tokens).cpu().numpy()
-        return answers_from(rows, rows.where(split), logits)
+        return predictions_from_logits(rows, rows.where(split), logits)
 
     val = {way: answered(way, "val") for way in ways}
     scores = {way: score(answers, SELECT) for way, answers in val.items()}
@@ -260,7 +264,7 @@ def fine_tune(where: Where, what: What, folder: Path) -> Outcome:
     run = train(config)
     names = tuple(bench.rows.group_names)
     answers = {
-        split: Answers.load_csv(run / "predictions" / f"{split}.csv", split=split, group_names=names)
+        split: Predictions.load_csv(run / "predictions" / f"{split}.csv", split=split, group_names=names)
         for split in ("val", "test")
     }
     rule = f"way: that of the frozen probe with the same mask ({RULE}); epoch: highest {SELECT} accuracy on val"

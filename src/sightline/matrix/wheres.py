@@ -19,7 +19,7 @@ from ..data.cache import unpacked
 from ..data.images import Canvas, open_file
 from ..errors import UserError
 from ..load import load_as_trained
-from ..methods.a2 import Crops, heads_of, refuse_crowds, refuse_layer
+from ..methods.a2 import Crops, check_crowds, check_layer, heads_of
 from ..methods.given_mask import from_anywhere, masks_there, saliency
 from ..sight import Look, Sight
 from ..training.distributed import make_accelerator
@@ -118,7 +118,7 @@ class ByMap(Where):
 def attention(word: Word, bench: Bench) -> Where:
     name, layer, heads = attention_of(word.of)
     vit = load_backbone(name, classes=0, seed=bench.config.seed)
-    refuse_layer(name, vit.config, layer)
+    check_layer(name, vit.config, layer)
     return by_map(word, bench, CropSight(vit, layer=layer, heads=heads_of(heads, vit.config)))
 
 
@@ -299,7 +299,7 @@ def learnt_elsewhere(what: str, model: Model, bench: Bench) -> str:
 
 def fitting(ways: list[Way], size: tuple[int, int]) -> list[Way]:
     for way in ways:
-        refuse_crowds(Crops(way.sides or ("1",)), size)
+        check_crowds(Crops(way.sides or ("1",)), size)
     return ways
 
 

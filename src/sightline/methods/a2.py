@@ -21,7 +21,7 @@ from ..what.features import kept_features
 from ..what.probe import BoxProbe
 from ..where.attention import AGGREGATES, Heads
 from ..where.crops import CentreSight, CropSight, RandomSight, in_pixels
-from .base import note_backbone, note_where, noted_where, open_backbone
+from .base import open_backbone, record_backbone, record_selector, recorded_selector
 from .pair import Pair
 from .probe import Fit, Fitted, fit_probe, keep_fitted, seen_at_once, set_head
 
@@ -103,7 +103,7 @@ def heads_of(text: str, config: ViTConfig) -> Heads:
     raise UserError(f"--heads {text}: {', '.join(AGGREGATES)}, or the number of a head, 0 to {config.heads - 1}")
 
 
-def refuse_layer(name: str, config: ViTConfig, layer: int) -> None:
+def check_layer(name: str, config: ViTConfig, layer: int) -> None:
     if not -config.depth <= layer < config.depth:
         raise UserError(f"--layer {layer}: {name} has {config.depth} blocks, 0 to {config.depth - 1}")
 
@@ -118,7 +118,7 @@ def crowded(crops: Crops, size: tuple[int, int]) -> str | None:
     return None
 
 
-def refuse_crowds(crops: Crops, size: tuple[int, int]) -> None:
+def check_crowds(crops: Crops, size: tuple[int, int]) -> None:
     if complaint := crowded(crops, size):
         raise UserError(f"{complaint}; name smaller sides{', or fewer of them' if len(crops.sides) > 1 else ''}")
 
@@ -132,7 +132,7 @@ def those_that_fit(
     found = [(crops, tuple(n for n in counts if crops.first(n) not in complaints)) for crops, counts in todo]
     found = [(crops.first(max(counts)), counts) for crops, counts in found if counts]
     if not found:
-        refuse_crowds(several[0], size)
+        check_crowds(several[0], size)
     return found, list(dict.fromkeys(complaints.values()))
 
 
@@ -153,7 +153,7 @@ def make_a2(
     name = config.where or config.backbone
     vit = load_backbone(name, classes=0, seed=config.seed)
     for layer in config.layer:
-        refuse_layer(name, vit.config, layer)
+        check_layer(name, vit.config, layer)
     looks = [Crops((), layer, heads_of(heads, vit.config)) for layer in config.layer for heads in config.heads]
     return make(config, looks, vit, rows, run, accelerator, fit)
 
@@ -184,8 +184,8 @@ def make(
     set_head(cast(nn.Linear, what.head), fitted.linear)
     model = Pair(cast(Look, crops.sight(where)), what, export_graph=crops.export_graph).to(accelerator.device).eval()
     if accelerator.is_main_process:
-        note_backbone(run, vit, expects, config)
-        note_where(run, where)
+        record_backbone(run, vit, expects, config)
+        record_selector(run, where)
         rule = f"highest {config.select} on {config.chooses_on}, the first where they tie"
         run.note(crops=asdict(crops) | {"size": list(size), "rule": rule})
         keep_fitted(run, model, fitted, config, {"crops": crops.words, "tried_crops": tried})
@@ -218,7 +218,7 @@ def build_a2(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Modul
     said = facts["crops"]
     crops = Crops(tuple(said["sides"]), said["layer"], said["heads"], said["seed"])
     what = BoxProbe(ViT(vit_config), tuple(said["size"]), len(crops.sides), len(facts["data"]["classes"]))
-    return Pair(cast(Look, crops.sight(noted_where(facts))), what, export_graph=crops.export_graph)
+    return Pair(cast(Look, crops.sight(recorded_selector(facts))), what, export_graph=crops.export_graph)
 
 
 build_centre_crop = build_random_crop = build_a2

@@ -28,7 +28,7 @@ from ..where.attention import Heads
 from ..where.crops import in_pixels
 from ..where.topk import perturbed_top_k, top_k
 from .a2 import heads_of, is_side
-from .base import note_backbone, note_where, noted_where, open_backbone
+from .base import open_backbone, record_backbone, record_selector, recorded_selector
 from .pair import Pair
 from .probe import fit_probe, keep_fitted, set_head
 
@@ -92,7 +92,7 @@ def as_grid(text: str) -> tuple[float, int | None]:
     return float(Fraction(side)), int(count) if count else None
 
 
-def refuse(config: A2Adapter, vit: ViT, size: tuple[int, int]) -> None:
+def check_value(config: A2Adapter, vit: ViT, size: tuple[int, int]) -> None:
     """What cannot work, said before anything is computed."""
     grids = [as_grid(text) for text in config.candidates]
     if not grids:
@@ -210,7 +210,7 @@ def look_over(
 def make_a2_adapter(config: A2Adapter, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     vit, expects = open_backbone(config, 0)
     where = load_backbone(config.where or config.backbone, classes=0, seed=config.seed)
-    refuse(config, where, expects.size)
+    check_value(config, where, expects.size)
     patch, made_for = vit.config.patch, vit.config.input.size
     h, w = (min(pair) // patch * patch for pair in zip(expects.size, made_for, strict=True))
     seen_h, seen_w = Glance(where).size(expects.size)
@@ -240,8 +240,8 @@ def make_a2_adapter(config: A2Adapter, rows: Rows, run: Run, accelerator: Accele
     model = Pair(sight, what, export_graph="crops").to(accelerator.device).eval()
     if accelerator.is_main_process:
         parameters = sum(p.numel() for p in sight.adapter.parameters())
-        note_backbone(run, vit, expects, config)
-        note_where(run, where)
+        record_backbone(run, vit, expects, config)
+        record_selector(run, where)
         run.note(adapted=asdict(plan) | {"size": [h, w], "of_candidates": candidates, "parameters": parameters})
         keep_fitted(run, model, fitted, config, asdict(learned) | {"pictures": len(pictures)})
         print(sentence(learned, parameters))
@@ -269,7 +269,7 @@ def as_trained(candidates: tuple[str, ...], number: int, size: tuple[int, int]) 
 
 
 def build_a2_adapter(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
-    said, where = facts["adapted"], noted_where(facts)
+    said, where = facts["adapted"], recorded_selector(facts)
     assert where is not None, "a run notes which backbone attends"
     names = ("crops", "adapter", "layer", "heads", "patches")
     candidates = as_trained(tuple(said["candidates"]), said["of_candidates"], vit_config.input.size)

@@ -11,10 +11,10 @@ from ..config import Train
 from ..config.attentive import Aim, Ep
 from ..errors import UserError
 from ..sight import Method, Prediction, Sight
-from ..training.context import Group, Learner, Lesson
+from ..training.context import Group, Trainable, TrainBatch
 from ..vit.model import Input, ViT, ViTConfig
 from ..what.attentive import AimPool, EpPool
-from .base import note_backbone, open_backbone
+from .base import open_backbone, record_backbone
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..training.run_folder import Run
 
 
-class Attentive(Learner, Method):
+class Attentive(Trainable, Method):
     """The backbone stays as it is; a pool and the head learn. Sees everything."""
 
     blind = True
@@ -53,8 +53,8 @@ class Attentive(Learner, Method):
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return {"attention": self.pooled(images)[1]}
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
-        return {"loss": self.answer_loss(self.pooled(lesson.images)[0], lesson.labels)}
+    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
+        return {"loss": self.classification_loss(self.pooled(lesson.images)[0], lesson.labels)}
 
     def parameter_groups(self, head_lr: float) -> list[Group]:
         learns = [p for p in self.parameters() if p.requires_grad]
@@ -80,7 +80,7 @@ def made(
         near = max(n for n in range(1, width + 1) if width % n == 0 and n <= max(count, 1))
         raise UserError(f"--{what} {count}: must divide {config.backbone}'s width, {width}, such as {near}")
     if accelerator.is_main_process:
-        note_backbone(run, vit, expects, config)
+        record_backbone(run, vit, expects, config)
         run.note(pool=told)
     torch.manual_seed(config.seed)
     return Attentive(vit, pool(width, count))

@@ -15,10 +15,10 @@ from ..config import Erm, Ifam, Pdiscoformer, Shaping, Train
 from ..data.augment import Affine, random_affine
 from ..errors import UserError
 from ..sight import Method, Prediction, Sight
-from ..training.context import Group, Learner, Lesson
+from ..training.context import Group, Trainable, TrainBatch
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import config_from_json, load_backbone, weights_sha256
-from ..where.corrections import Claims, Correction
+from ..where.corrections import Correction, PartAssignment
 from ..where.part_losses import shaping_losses
 from ..where.parts import PartDiscovery, Parts, freeze
 
@@ -58,7 +58,7 @@ def open_backbone(config: Train, classes: int) -> tuple[ViT, Input]:
     return vit, replace(expects, size=size)
 
 
-def note_backbone(run: Run, vit: ViT, expects: Input, config: Train) -> None:
+def record_backbone(run: Run, vit: ViT, expects: Input, config: Train) -> None:
     """Which weights training began from, and what the model expects of a picture now."""
     origin = asdict(vit.origin) if vit.origin else {}
     if Path(config.backbone).is_file():
@@ -67,22 +67,22 @@ def note_backbone(run: Run, vit: ViT, expects: Input, config: Train) -> None:
     run.note(vit=asdict(replace(vit.config, input=expects)), backbone=origin or None)
 
 
-def note_where(run: Run, where: ViT | None) -> None:
+def record_selector(run: Run, where: ViT | None) -> None:
     """The other backbone, where one says where to look and the other what is there."""
     origin = None if where is None else asdict(where.origin) | {"weights": weights_sha256(where)[:16]}
     run.note(where=None if where is None else {"vit": asdict(where.config), "backbone": origin})
 
 
-def noted_where(facts: dict[str, Any]) -> ViT | None:
+def recorded_selector(facts: dict[str, Any]) -> ViT | None:
     """The same again, without its weights."""
     where = facts.get("where")
     return None if where is None else ViT(config_from_json(json.dumps(where["vit"]), "run.json"))
 
 
-def open_and_note(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[ViT, Input]:
+def open_and_record(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[ViT, Input]:
     vit, expects = open_backbone(config, len(rows.classes))
     if accelerator.is_main_process:
-        note_backbone(run, vit, expects, config)
+        record_backbone(run, vit, expects, config)
     return vit, expects
 
 
@@ -90,7 +90,7 @@ def open_and_note(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -
 
 
 @dataclass(frozen=True)
-class How:
+class PartSettings:
     """Settings, with the preset's word where nothing else was said."""
 
     shaping: Shaping
@@ -103,7 +103,7 @@ class How:
     mask_dropout: float | None  # None: that of the parts
 
     @classmethod
-    def of(cls, config: Pdiscoformer) -> How:
+    def of(cls, config: Pdiscoformer) -> PartSettings:
         published, ifam = config.preset == "published", config if isinstance(config, Ifam) else None
         shaping = config.shaping
         shaping = replace(
@@ -127,7 +127,7 @@ class How:
 
 
 @dataclass(frozen=True)
-class Draws:
+class RandomDraws:
     """All that chance decides in a step."""
 
     noise: Tensor  # [B, K+1, H, W], like the next two: of the maps,
@@ -142,8 +142,8 @@ class Draws:
 class Found:
     """What the first stage found in B images, whatever is made of it: to look again costs, to decide again does not."""
 
-    maps: Claims  # of the whole picture
-    deciding: Claims  # on what may be seen: the same, but for another draw of noise, or a closer look
+    maps: PartAssignment  # of the whole picture
+    deciding: PartAssignment  # on what may be seen: the same, but for another draw of noise, or a closer look
     windows: Tensor | None = None  # int [B, 4]: where that closer look was
     views: Tensor | None = None  # [B, 3, h, w]: and at what
     features: Tensor | None = None  # [B, D, H, W], if the answer is pooled from them
@@ -153,9 +153,9 @@ class Found:
         return replace(self, views=None).to("cpu")
 
     def to(self, device: torch.device | str) -> Found:
-        maps = Claims(*(one.to(device) for one in (self.maps.scores, self.maps.distances)))
+        maps = PartAssignment(*(one.to(device) for one in (self.maps.scores, self.maps.distances)))
         same = self.deciding is self.maps
-        deciding = maps if same else Claims(self.deciding.scores.to(device), self.deciding.distances.to(device))
+        deciding = maps if same else PartAssignment(self.deciding.scores.to(device), self.deciding.distances.to(device))
         others = {name: getattr(self, name) for name in ("windows", "views", "features")}
         return Found(maps, deciding, **{k: None if v is None else v.to(device) for k, v in others.items()})
 
@@ -166,7 +166,7 @@ class Found:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-class PartMethod(Learner, Method):
+class PartMethod(Trainable, Method):
     """What learns to discover parts, and perhaps something more from them."""
 
     where: PartDiscovery
@@ -174,7 +174,7 @@ class PartMethod(Learner, Method):
     pools = False  # the answer is made of the first stage's own features
     looks_again = False  # closer, at a window
 
-    def __init__(self, where: PartDiscovery, how: How):
+    def __init__(self, where: PartDiscovery, how: PartSettings):
         super().__init__()
         self.where, self.how, self.part_count = where, how, where.parts
         # What no loss reaches must not be waited for by several processes.
@@ -188,8 +188,8 @@ class PartMethod(Learner, Method):
     def find(self, images: Tensor) -> Found:
         """The costly half of looking."""
         parts, scores = self.discover(images)
-        maps = Claims.of(parts, parts.scores)
-        deciding = maps if scores is parts.scores else Claims.of(parts, scores)
+        maps = PartAssignment.of(parts, parts.scores)
+        deciding = maps if scores is parts.scores else PartAssignment.of(parts, scores)
         return Found(maps, deciding, features=parts.features if self.pools else None)
 
     def again(self, images: Tensor, found: Found) -> Found:  # noqa: ARG002 (only a closer look needs them)
@@ -222,10 +222,10 @@ class PartMethod(Learner, Method):
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return self.where.maps(images)
 
-    def draw(self, lesson: Lesson) -> Draws:
+    def draw(self, lesson: TrainBatch) -> RandomDraws:
         where, images, (h, w) = self.where, lesson.images, lesson.images.shape[2:]
         noise = where.draw_noise(images)
-        return Draws(
+        return RandomDraws(
             noise=noise,
             affine=random_affine((h, w), seed=lesson.when.seed, step=lesson.when.number),
             noise_moved=where.draw_noise(images),
@@ -234,14 +234,14 @@ class PartMethod(Learner, Method):
             keep_masked=where.draw_keep_parts(images, self.how.mask_dropout),
         )
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
         losses = self.losses(lesson.images, lesson.labels, self.draw(lesson))
         return {"loss": torch.stack(list(losses.values())).sum()} | losses
 
-    def losses(self, images: Tensor, labels: Tensor, draws: Draws) -> dict[str, Tensor]:
+    def losses(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> dict[str, Tensor]:
         return self.discovery(images, labels, draws)[1]
 
-    def discovery(self, images: Tensor, labels: Tensor, draws: Draws) -> tuple[Parts, dict[str, Tensor]]:
+    def discovery(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> tuple[Parts, dict[str, Tensor]]:
         """The parts, and the losses that make them parts."""
         where, how = self.where, self.how
         parts, unwarped = where.discover(images, noise=draws.noise), None
@@ -250,7 +250,7 @@ class PartMethod(Learner, Method):
         embeddings = where.embed(parts)
         losses = shaping_losses(parts, embeddings, unwarped, how.shaping)
         if how.classify_parts:
-            answer = self.answer_loss(where.class_logits(embeddings, draws.keep_parts), labels)
+            answer = self.classification_loss(where.class_logits(embeddings, draws.keep_parts), labels)
             losses["parts"] = how.classify_parts * answer
         return parts, losses
 
@@ -292,7 +292,7 @@ def resembling(vit: ViT, config: ViTConfig, seed: int = 0) -> ViT:
     return other
 
 
-def refuse_hopeless_parts(config: Pdiscoformer, accelerator: Accelerator, *, taught_by_answer: bool = False) -> None:
+def check_hopeless_parts(config: Pdiscoformer, accelerator: Accelerator, *, taught_by_answer: bool = False) -> None:
     shaped = replace(config.shaping, orthogonal=None, total_variation_at=None) != Shaping.none()
     for wrong, complaint in (
         (config.parts < 1, f"--parts {config.parts}: must be at least 1"),
@@ -308,7 +308,7 @@ def refuse_hopeless_parts(config: Pdiscoformer, accelerator: Accelerator, *, tau
         print("note: with --accumulate, every part has to be present in each piece of a batch, not only in the whole")
 
 
-def refuse_odd_look(looked: int | None, vit: ViT, expects: Input) -> None:
+def check_odd_look(looked: int | None, vit: ViT, expects: Input) -> None:
     """Parts found in another size must still be whole cells of the picture."""
     patch = vit.config.patch
     for length in expects.size:

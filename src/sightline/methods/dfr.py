@@ -13,7 +13,7 @@ from torch import nn
 from ..config import A2Dfr, Dfr
 from ..errors import UserError
 from ..metrics.groups import score
-from ..metrics.inference import answers_from
+from ..metrics.inference import predictions_from_logits
 from ..vit.model import Input
 from ..what.dfr import choices, refit, set_aside, tune
 from ..what.probe import Linear
@@ -37,7 +37,7 @@ def fit_dfr(config: Dfr, rows: Rows, features: dict[str, np.ndarray]) -> Fitted:
     kept, aside = set_aside(groups, config.one_in, generator)
 
     def on_aside(linear: Linear) -> float:
-        return score(answers_from(rows, at[aside], linear.logits(features_at[aside])), config.select)
+        return score(predictions_from_logits(rows, at[aside], linear.logits(features_at[aside])), config.select)
 
     options = choices(len(np.unique(labels)), config.weigh_classes)
     best, tried = tune(features_at[kept], labels[kept], groups[kept], classes, options, on_aside, generator)
@@ -77,7 +77,7 @@ def counts(groups: np.ndarray, names: tuple[str, ...]) -> dict[str, int]:
     return {names[group]: int(n) for group, n in zip(*np.unique(groups, return_counts=True), strict=True)}
 
 
-def refuse_dfr(config: Dfr, rows: Rows, accelerator: Accelerator) -> None:
+def check_dfr(config: Dfr, rows: Rows, accelerator: Accelerator) -> None:
     """Before features are computed for nothing."""
     if config.refits < 1:
         raise UserError(f"--refits {config.refits}: must be at least 1")
@@ -88,12 +88,12 @@ def refuse_dfr(config: Dfr, rows: Rows, accelerator: Accelerator) -> None:
 
 
 def make_dfr(config: Dfr, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    refuse_dfr(config, rows, accelerator)
+    check_dfr(config, rows, accelerator)
     return make_probe(config, rows, run, accelerator, fit=fit_dfr)
 
 
 def make_a2_dfr(config: A2Dfr, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    refuse_dfr(config, rows, accelerator)
+    check_dfr(config, rows, accelerator)
     return make_a2(config, rows, run, accelerator, fit=fit_dfr)
 
 

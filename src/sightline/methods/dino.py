@@ -24,9 +24,9 @@ from ..data.augment import uniforms
 from ..data.images import Canvas
 from ..data.multicrop import MultiCrop
 from ..errors import UserError
-from ..metrics.inference import answering_batches
+from ..metrics.inference import inference_batches
 from ..metrics.overlap import map_columns
-from ..training.context import Group, Learner, Lesson, open_cache
+from ..training.context import Group, Trainable, TrainBatch, open_cache
 from ..training.distributed import from_all_processes, over_processes, processes
 from ..vit.model import ViT
 from ..vit.weights import save_backbone
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..config import Pretrain
     from ..data.augment import Augment
     from ..data.batches import Batch, Batches
-    from ..training.context import Desk, When
+    from ..training.context import StepInfo, TrainContext
 
 STUDENT_TEMPERATURE, TEACHER_TEMPERATURE = 0.1, 0.04
 CENTRE_DECAY = 0.9
@@ -47,7 +47,7 @@ PANEL = 2048  # pictures that are looked at to see how far it has come
 NEIGHBOURS = 20
 
 
-class Dino(Learner):
+class Dino(Trainable):
     """Learns from crops alone; what is kept of it is `teacher.vit`."""
 
     centre: Tensor
@@ -65,16 +65,16 @@ class Dino(Learner):
         self.register_buffer("patch_centre", torch.zeros(config.prototypes))
         self.register_buffer("epochs_done", torch.zeros((), dtype=torch.int64))
 
-    def lesson(self, batch: Batch, augment: Augment, when: When) -> Lesson:  # noqa: ARG002 (crops vary enough)
+    def lesson(self, batch: Batch, augment: Augment, when: StepInfo) -> TrainBatch:  # noqa: ARG002 (crops vary enough)
         """The crops; and, for the masked-patch loss, which patches of the first large one are hidden."""
         views = self.early if when.progress < 1 - self.config.finish else self.late
         crops: tuple[Tensor, ...] = views(batch.images, seed=when.seed, epoch=when.epoch, places=when.places)
         if self.hidden_patch is not None:
             grid = views.large // self.student.vit.config.patch
             crops += (hidden_patches(when, grid).to(batch.images.device, non_blocking=True),)
-        return Lesson(batch.images, batch.labels, None, None, batch.indices, when, crops)
+        return TrainBatch(batch.images, batch.labels, None, None, batch.indices, when, crops)
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
         large, small, *hidden = lesson.crops
         b, smalls = small.shape[:2]
         with torch.no_grad():
@@ -97,7 +97,7 @@ class Dino(Learner):
         return {"loss": torch.stack([weights[name] * loss for name, loss in losses.items()]).sum()} | losses
 
     @torch.no_grad()
-    def stepped(self, when: When) -> None:
+    def after_step(self, when: StepInfo) -> None:
         """The teacher follows, ever more slowly: its momentum rises to 1 by a cosine."""
         share = (1 - self.config.momentum) * (1 + math.cos(math.pi * when.progress)) / 2
         torch._foreach_lerp_(list(self.teacher.parameters()), list(self.student.parameters()), share)
@@ -112,7 +112,7 @@ class Dino(Learner):
                 groups[not single].append(parameter)
         return [Group(parameters, decay=decay) for decay, parameters in groups.items()]
 
-    def examine(self, exam: Batches, desk: Desk, select: str) -> dict[str, float]:
+    def validate(self, exam: Batches, desk: TrainContext, select: str) -> dict[str, float]:
         """Now and then how far the teacher has come. The score is 1 for the last epoch, which is the one to keep."""
         epoch = int(self.epochs_done)
         due = epoch % self.config.examine_every == 0 or epoch in (1, self.config.epochs)
@@ -121,11 +121,11 @@ class Dino(Learner):
         return {select: float(epoch == self.config.epochs)} | (self.progress_report(exam.indices, desk) if due else {})
 
     @torch.no_grad()
-    def progress_report(self, indices: np.ndarray, desk: Desk) -> dict[str, float]:
+    def progress_report(self, indices: np.ndarray, desk: TrainContext) -> dict[str, float]:
         """Neighbours of the same class, attention on the masks, and how the teacher uses its prototypes."""
         chosen = indices[:: -(-len(indices) // PANEL)]
         cache = open_cache(desk, Canvas.of(desk.expects), indices, self.config)
-        batches = answering_batches(
+        batches = inference_batches(
             desk.rows, chosen, desk.expects, desk.accelerator, batch=256, workers=0, cache=cache, masks=True
         )
         found, used = [], torch.zeros_like(self.centre)
@@ -166,7 +166,7 @@ class Dino(Learner):
         row = batch.indices[:, None].double()
         return torch.cat([row, entropy[:, None], on_masks, F.normalize(out.cls.float(), dim=1)], dim=1), answers.sum(0)
 
-    def _targets(self, logits: Tensor, centre: Tensor, when: When) -> Tensor:
+    def _targets(self, logits: Tensor, centre: Tensor, when: StepInfo) -> Tensor:
         """[m, K], summing to 1: the teacher's answers, kept from all being one and from being all alike."""
         with torch.autocast(logits.device.type, enabled=False):
             logits = logits.float()
@@ -187,7 +187,7 @@ class Dino(Learner):
         pixels = cells.repeat_interleave(p, 2).repeat_interleave(p, 3)
         return torch.where(pixels, self.hidden_patch.repeat(1, h // p, w // p), images)
 
-    def _masked(self, student: Tensor, teacher: Tensor, hidden: Tensor, when: When) -> Tensor:
+    def _masked(self, student: Tensor, teacher: Tensor, hidden: Tensor, when: StepInfo) -> Tensor:
         """iBOT (Zhou et al., 2022, eq. 2): the student's answers for hidden patches, the teacher's, who sees them."""
         at = hidden[..., None].expand(-1, -1, student.shape[-1])
         with torch.no_grad():
@@ -241,7 +241,7 @@ def geometry(config: Pretrain) -> tuple[int, int, MultiCrop, MultiCrop]:
     return patch, pixels, early, replace(early, large=pixels, small=patches(small * pixels / large))
 
 
-def hidden_patches(when: When, grid: int) -> Tensor:
+def hidden_patches(when: StepInfo, grid: int) -> Tensor:
     """int64 [b, m]: where smoothed noise is highest, so that neighbours are hidden together."""
     count = round(MASKED_SHARE * grid**2)
     noise = uniforms(when.seed, -2 - when.epoch, when.places, grid**2).float().view(-1, 1, grid, grid)

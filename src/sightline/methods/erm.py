@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from ..config import Erm
 from ..sight import Method, Prediction, Sight
-from ..training.context import Group, Learner, Lesson
+from ..training.context import Group, Trainable, TrainBatch
 from ..vit.model import Input, ViT, ViTConfig
 from ..where.attention import cls_attention_map
-from .base import backbone_groups, open_and_note
+from .base import backbone_groups, open_and_record
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..training.run_folder import Run
 
 
-class Classifier(Learner, Method):
+class Classifier(Trainable, Method):
     """Sees everything; its map is the attention of the last block, which explains little."""
 
     blind = True
@@ -50,15 +50,15 @@ class Classifier(Learner, Method):
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return {"attention": cls_attention_map(self.vit, images)}
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
-        return {"loss": self.answer_loss(self.vit(lesson.images).logits, lesson.labels)}
+    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
+        return {"loss": self.classification_loss(self.vit(lesson.images).logits, lesson.labels)}
 
     def parameter_groups(self, head_lr: float) -> list[Group]:
         return backbone_groups(self.vit, head_lr)
 
 
 def make_erm(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    vit, expects = open_and_note(config, rows, run, accelerator)
+    vit, expects = open_and_record(config, rows, run, accelerator)
     return Classifier(vit, config.frozen), expects
 
 

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from ..config import EarlyMask, LateMask
 from ..errors import UserError
 from ..sight import Look, Method, Prediction, Sight
-from ..training.context import Group, Learner, Lesson
+from ..training.context import Group, Trainable, TrainBatch
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import weights_sha256
 from ..what.masked import MaskedViT
 from ..what.pool import LateMask as LatelyMaskedViT
 from ..what.zoom import Zoom
-from .base import backbone_groups, note_backbone, open_backbone, resembling
+from .base import backbone_groups, open_backbone, record_backbone, resembling
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -69,10 +69,10 @@ class Source:
         return self
 
 
-class GivenMask(Learner, Method):
+class GivenMask(Trainable, Method):
     """Told by masks where to look; it can look for itself only where a saliency method makes its masks."""
 
-    learns_from_masks = True
+    trains_with_masks = True
     accepts_masks = True
     export_graph = "given mask"
 
@@ -107,10 +107,10 @@ class GivenMask(Learner, Method):
         where = self.source.on(images.device)
         return {} if where is None else where.maps(images)
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
         assert lesson.masks is not None
         sight = self.look_at(lesson.images, lesson.masks)
-        return {"loss": self.answer_loss(self.what.judge(lesson.images, sight).logits, lesson.labels)}
+        return {"loss": self.classification_loss(self.what.judge(lesson.images, sight).logits, lesson.labels)}
 
     def parameter_groups(self, head_lr: float) -> list[Group]:
         groups = backbone_groups(self.what.vit, head_lr)
@@ -221,7 +221,7 @@ def predictor(vit: ViT, config: EarlyMask, classes: int, *, late: bool) -> Maske
         return LatelyMaskedViT(bare, classes)
 
 
-def refuse_hopeless_masking(config: EarlyMask, *, late: bool) -> None:
+def check_hopeless_masking(config: EarlyMask, *, late: bool) -> None:
     if config.at_least is not None and not 0 < config.at_least <= 1:
         raise UserError(f"--at-least {config.at_least}: a share above 0, at most 1")
     for flag, given in (
@@ -240,7 +240,7 @@ def refuse_hopeless_masking(config: EarlyMask, *, late: bool) -> None:
 def make_early_mask(
     config: EarlyMask, rows: Rows, run: Run, accelerator: Accelerator, *, late: bool = False
 ) -> tuple[nn.Module, Input]:
-    refuse_hopeless_masking(config, late=late)
+    check_hopeless_masking(config, late=late)
     vit, expects = open_backbone(config, 0)
     where, told = saliency(config.masks, config.seed), masks_there(config.masks)
     seen_by = {} if where is None else {"saliency_sha256": same_saliency(where, run.facts)}
@@ -253,7 +253,7 @@ def make_early_mask(
         )
     told(rows)  # so that what is missing is said now
     if accelerator.is_main_process:
-        note_backbone(run, vit, expects, config)
+        record_backbone(run, vit, expects, config)
         run.note(masks=from_anywhere(config.masks), **seen_by)
     what = predictor(vit, config, len(rows.classes), late=late)
     return GivenMask(what, Given.of(config), told, where), expects

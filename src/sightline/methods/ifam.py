@@ -20,7 +20,7 @@ from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import load_backbone
 from ..what.masked import MaskedViT, SoftlyMaskedViT
 from ..what.zoom import Zoom, passing, zoom_boxes, zoom_in
-from ..where.corrections import Claims, Correction
+from ..where.corrections import Correction, PartAssignment
 from ..where.fine import Fine, fine_share
 from ..where.parts import (
     PartDiscovery,
@@ -32,18 +32,18 @@ from ..where.parts import (
     straight_through,
 )
 from .base import (
-    Draws,
     Found,
-    How,
     PartMethod,
+    PartSettings,
+    RandomDraws,
     backbone_groups,
+    check_hopeless_parts,
+    check_odd_look,
     fits,
-    note_backbone,
-    note_where,
-    noted_where,
     open_backbone,
-    refuse_hopeless_parts,
-    refuse_odd_look,
+    record_backbone,
+    record_selector,
+    recorded_selector,
     resembling,
     selector,
 )
@@ -75,7 +75,9 @@ FINE = 28  # patches a side from which on parts are fine enough
 class IFam(PartMethod):
     WINDOW = Zoom(margin=0.25, smallest=0.3)  # where to look again: the first sight may have missed a little
 
-    def __init__(self, where: PartDiscovery, what: MaskedViT | SoftlyMaskedViT, how: How, pixels: Pixels | None = None):
+    def __init__(
+        self, where: PartDiscovery, what: MaskedViT | SoftlyMaskedViT, how: PartSettings, pixels: Pixels | None = None
+    ):
         super().__init__(where, how)
         self.what, self.pixels = what, pixels
 
@@ -90,7 +92,7 @@ class IFam(PartMethod):
         if not self.looks_again:
             return found
         views, windows = self.closer(images, self.in_pixels(foreground(found.deciding.scores), images))
-        return replace(found, deciding=Claims.of(*self.discover(views)), windows=windows, views=views)
+        return replace(found, deciding=PartAssignment.of(*self.discover(views)), windows=windows, views=views)
 
     def again(self, images: Tensor, found: Found) -> Found:
         return found if found.windows is None else replace(found, views=self.enlarged(images, found.windows))
@@ -159,15 +161,15 @@ class IFam(PartMethod):
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
-    def losses(self, images: Tensor, labels: Tensor, draws: Draws) -> dict[str, Tensor]:
+    def losses(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> dict[str, Tensor]:
         parts, losses = self.discovery(images, labels, draws)
         seen, keep, keep_pixels = self.shown(images, parts, draws)
         # On a GPU removal would save little, and wait for it in every step.
         hide = None if keep.dtype != torch.bool else "mask" if images.is_cuda else "removal"
         logits = self.what.vit(seen, keep, keep_pixels, hide=hide).logits
-        return losses | {"answer": self.answer_loss(logits, labels)}
+        return losses | {"answer": self.classification_loss(logits, labels)}
 
-    def shown(self, images: Tensor, parts: Parts, draws: Draws) -> tuple[Tensor, Tensor, Tensor | None]:
+    def shown(self, images: Tensor, parts: Parts, draws: RandomDraws) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the second stage is given in training: pictures, patches and pixels; these are boolean if it is to
         teach the first stage nothing."""
         scores = self.where.scores(parts.logits, draws.noise_mask)
@@ -181,7 +183,7 @@ class IFam(PartMethod):
             seen = self.what.seen(images, *self.pixel_masks(images, scores, draws))
         return seen.images, seen.keep, seen.keep_pixels
 
-    def pixel_masks(self, images: Tensor, scores: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def pixel_masks(self, images: Tensor, scores: Tensor, draws: RandomDraws) -> tuple[Tensor, Tensor]:
         """[B, H, W] and [B, h, w]"""
         assert self.pixels is not None
         with torch.set_grad_enabled(self.how.mask_gradient):
@@ -232,18 +234,18 @@ def predictor(vit: ViT, config: Ifam, classes: int) -> MaskedViT | SoftlyMaskedV
 
 
 def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    how, classes = How.of(config), len(rows.classes)
-    refuse_hopeless_parts(config, accelerator, taught_by_answer=how.mask_gradient)
-    refuse_hopeless_pixels(config)
+    how, classes = PartSettings.of(config), len(rows.classes)
+    check_hopeless_parts(config, accelerator, taught_by_answer=how.mask_gradient)
+    check_hopeless_pixels(config)
     if config.mask_dropout is not None and not 0 <= config.mask_dropout < 1:
         raise UserError(f"--mask-dropout {config.mask_dropout}: must be at least 0 and below 1")
     vit, expects = open_backbone(config, 0)
     where = vit if config.where is None else load_backbone(config.where, classes=0, seed=config.seed)
     looked = look_size(config, where, expects)
-    refuse_odd_look(looked, where, expects)
+    check_odd_look(looked, where, expects)
     if accelerator.is_main_process:
-        note_backbone(run, vit, expects, config)
-        note_where(run, None if where is vit else where)
+        record_backbone(run, vit, expects, config)
+        record_selector(run, None if where is vit else where)
         run.note(look_size=looked)
     what = predictor(vit, config, classes)
     return IFam(selector(where, config, classes, looked), what, how, Pixels.of(config)), expects
@@ -256,7 +258,7 @@ def look_size(config: Ifam, where: ViT, expects: Input) -> int | None:
     return 2 * h if said is None and coarse else said
 
 
-def refuse_hopeless_pixels(config: Ifam) -> None:
+def check_hopeless_pixels(config: Ifam) -> None:
     pixels = config.hides_pixels
     for wrong, complaint in (
         (config.soft and (pixels or config.zoom), "--soft: weighs whole patches; leave out --sight pixels and --zoom"),
@@ -277,5 +279,5 @@ def refuse_hopeless_pixels(config: Ifam) -> None:
 
 def build_ifam(vit_config: ViTConfig, config: Ifam, facts: dict[str, Any]) -> nn.Module:
     classes, vit, looked = len(facts["data"]["classes"]), ViT(vit_config), facts.get("look_size", config.look_size)
-    where = selector(noted_where(facts) or vit, config, classes, looked)
-    return IFam(where, predictor(vit, config, classes), How.of(config), Pixels.of(config))
+    where = selector(recorded_selector(facts) or vit, config, classes, looked)
+    return IFam(where, predictor(vit, config, classes), PartSettings.of(config), Pixels.of(config))

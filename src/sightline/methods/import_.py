@@ -18,7 +18,7 @@ from ..vit.model import Input, ViTConfig
 from ..vit.weights import Origin, config_for, existing_file, fit, load_backbone, read_tensors, shape_of
 from ..what.masked import MaskedViT
 from ..where.parts import PartDiscovery
-from .base import How
+from .base import PartSettings
 from .ifam import IFam
 from .pdiscoformer import PDiscoFormer
 
@@ -46,7 +46,7 @@ def load_published(
     two_stages = any("stage_1." in name for name in names)
     where = load_official(path, prefix="stage_1." if two_stages else "", like=like, config=config)
     settings = Ifam if two_stages else Pdiscoformer
-    how = How.of(settings(Path(), preset=preset))  # ty: ignore[invalid-argument-type]
+    how = PartSettings.of(settings(Path(), preset=preset))  # ty: ignore[invalid-argument-type]
     if not two_stages:
         return PDiscoFormer(where, how).eval()
     wrapped = next((name.partition("stage_2.")[0] for name in names if "stage_2." in name), "")

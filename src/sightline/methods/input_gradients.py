@@ -16,7 +16,7 @@ from ..config.relevance import Gradmask, Rrr
 from ..data.batches import Decoder
 from ..data.images import Canvas
 from ..errors import UserError
-from ..training.context import Lesson
+from ..training.context import TrainBatch
 from ..vit.model import Input, ViT
 from .erm import build_erm
 from .given_mask import Tell
@@ -36,10 +36,10 @@ class InputGradients(Shown):
         super().__init__(vit, told, bright_background=config.bright == "background")
         self.config, self.weight = config, config.background
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
         assert lesson.masks is not None
         logits, penalties = self.judged(lesson.images, lesson.labels, lesson.masks)
-        background, answer = penalties.mean(), self.answer_loss(logits, lesson.labels)
+        background, answer = penalties.mean(), self.classification_loss(logits, lesson.labels)
         return {"loss": answer + self.weight * background, "background": background, "answer": answer}
 
     def judged(self, images: Tensor, labels: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:

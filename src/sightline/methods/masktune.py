@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..config.relevance import Masktune
 from ..errors import UserError
 from ..sight import Sight
-from ..training.context import Lesson
+from ..training.context import TrainBatch
 from ..vit.model import Input, ViT
 from ..where.relevance import Kind, relevance_map
 from .erm import build_erm
@@ -60,9 +60,9 @@ def limit(maps: Tensor, deviations: float) -> Tensor:
 class MaskTune(Shown):
     """Cross-entropy on pictures whose most relevant pixels are black."""
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
         assert lesson.masks is not None
-        return {"loss": self.answer_loss(self.vit(lesson.images * lesson.masks[:, None]).logits, lesson.labels)}
+        return {"loss": self.classification_loss(self.vit(lesson.images * lesson.masks[:, None]).logits, lesson.labels)}
 
 
 def remaining_in_training(rows: Rows, make: Callable[[Rows], Rows]) -> Rows:

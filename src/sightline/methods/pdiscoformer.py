@@ -12,7 +12,16 @@ from ..sight import Prediction, Sight
 from ..vit.model import Input, ViT, ViTConfig
 from ..where.corrections import Correction
 from ..where.parts import Parts
-from .base import Found, How, PartMethod, note_backbone, open_backbone, refuse_hopeless_parts, refuse_odd_look, selector
+from .base import (
+    Found,
+    PartMethod,
+    PartSettings,
+    check_hopeless_parts,
+    check_odd_look,
+    open_backbone,
+    record_backbone,
+    selector,
+)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -45,14 +54,14 @@ class PDiscoFormer(PartMethod):
 
 
 def make_pdiscoformer(config: Pdiscoformer, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    refuse_hopeless_parts(config, accelerator)
+    check_hopeless_parts(config, accelerator)
     vit, expects = open_backbone(config, 0)
-    refuse_odd_look(config.look_size, vit, expects)
+    check_odd_look(config.look_size, vit, expects)
     if accelerator.is_main_process:
-        note_backbone(run, vit, expects, config)
-    return PDiscoFormer(selector(vit, config, len(rows.classes), config.look_size), How.of(config)), expects
+        record_backbone(run, vit, expects, config)
+    return PDiscoFormer(selector(vit, config, len(rows.classes), config.look_size), PartSettings.of(config)), expects
 
 
 def build_pdiscoformer(vit_config: ViTConfig, config: Pdiscoformer, facts: dict[str, Any]) -> nn.Module:
     classes = len(facts["data"]["classes"])
-    return PDiscoFormer(selector(ViT(vit_config), config, classes, config.look_size), How.of(config))
+    return PDiscoFormer(selector(ViT(vit_config), config, classes, config.look_size), PartSettings.of(config))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..config import S2, Probe, Train
 from ..errors import UserError
 from ..metrics.groups import score
-from ..metrics.inference import answers_from
+from ..metrics.inference import predictions_from_logits
 from ..sight import Method, Sight
 from ..training.checkpoint import save_tensors
 from ..vit.model import Input, ViT, ViTConfig
@@ -21,7 +21,7 @@ from ..what.features import cls_features, kept_features
 from ..what.probe import Linear, ScaleProbe, fit_logistic, tune_logistic
 from ..where.attention import cls_attention_map
 from ..where.crops import resized
-from .base import note_backbone, open_backbone
+from .base import open_backbone, record_backbone
 from .erm import Classifier, build_erm
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def fit_probe(config: Probe, rows: Rows, features: dict[str, np.ndarray]) -> Fit
     classes = len(rows.classes)
 
     def on_validation(linear: Linear) -> float:
-        return score(answers_from(rows, rows.where("val"), linear.logits(features["val"])), config.select)
+        return score(predictions_from_logits(rows, rows.where("val"), linear.logits(features["val"])), config.select)
 
     labels = rows.labels[rows.where("train")]
     if config.plain:
@@ -82,7 +82,7 @@ def make_probe(
     set_head(vit.head, fitted.linear)
     model = Classifier(vit).to(accelerator.device).eval()
     if accelerator.is_main_process:
-        note_backbone(run, vit, expects, config)
+        record_backbone(run, vit, expects, config)
         keep_fitted(run, model, fitted, config)
     return model, expects
 
@@ -144,7 +144,7 @@ def make_s2(config: S2, rows: Rows, run: Run, accelerator: Accelerator) -> tuple
     model = ScaleClassifier(vit, size, config.scales, len(rows.classes))
     set_head(cast(nn.Linear, model.head), fitted.linear)
     if accelerator.is_main_process:
-        note_backbone(run, vit, expects, config)
+        record_backbone(run, vit, expects, config)
         run.note(tiles={"scales": config.scales, "size": size})
         keep_fitted(run, model, fitted, config)
     return model.to(accelerator.device).eval(), expects

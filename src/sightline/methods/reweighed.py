@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from ..config import Erm, Train
 from ..config.reweighing import Cvar, Groupdro, Jtt, Lff
 from ..errors import UserError
-from ..metrics.inference import answer_batches
+from ..metrics.inference import predict_batches
 from ..training.checkpoint import load_tensors, under
-from ..training.context import Desk, Group, Lesson, exam_batches
+from ..training.context import Group, TrainBatch, TrainContext, split_batches
 from ..training.distributed import processes
 from ..training.run_folder import Run, config_of, read_run
 from ..vit.model import Input, ViT, ViTConfig
-from .base import backbone_groups, open_and_note
+from .base import backbone_groups, open_and_record
 from .erm import Classifier, build_erm
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..data.rows import Rows
 
 
-def of_whole_batch(lesson: Lesson, *values: Tensor) -> tuple[Tensor | slice, list[Tensor]]:
+def of_whole_batch(lesson: TrainBatch, *values: Tensor) -> tuple[Tensor | slice, list[Tensor]]:
     """What all processes know of their pictures, in the batch's order; and which of these are this process's."""
     if processes() == 1:
         return slice(None), list(values)
@@ -52,8 +52,8 @@ def of_whole_batch(lesson: Lesson, *values: Tensor) -> tuple[Tensor | slice, lis
 class Reweighed(Classifier):
     """Weighs the pictures of a batch by their losses."""
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
-        losses = self.answer_loss(self.vit(lesson.images).logits, lesson.labels, reduction="none")
+    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
+        losses = self.classification_loss(self.vit(lesson.images).logits, lesson.labels, reduction="none")
         groups = lesson.labels if lesson.groups is None else lesson.groups
         ours, (every, groups) = of_whole_batch(lesson, losses.detach(), groups)
         weights = self.weigh(every, groups)
@@ -83,8 +83,8 @@ class GroupDro(Reweighed):
     def weigh(self, losses: Tensor, groups: Tensor) -> Tensor:
         member = F.one_hot(groups, len(self.shares)).to(losses.dtype)
         counts = member.sum(dim=0).clamp(min=1)
-        risen = self.shares * (self.step * (losses @ member / counts + self.adjustment)).exp()
-        self.shares.copy_(risen / risen.sum())
+        warmup_factor = self.shares * (self.step * (losses @ member / counts + self.adjustment)).exp()
+        self.shares.copy_(warmup_factor / warmup_factor.sum())
         return member @ (self.shares / counts)
 
 
@@ -92,7 +92,7 @@ def make_groupdro(config: Groupdro, rows: Rows, run: Run, accelerator: Accelerat
     if not (config.step_size >= 0 and config.adjust >= 0):
         raise UserError(f"--step-size {config.step_size}, --adjust {config.adjust}: must not be negative")
     assert rows.groups is not None
-    vit, expects = open_and_note(config, rows, run, accelerator)
+    vit, expects = open_and_record(config, rows, run, accelerator)
     counts = np.bincount(rows.groups[rows.where("train")], minlength=len(rows.group_names))
     if accelerator.is_main_process:
         used = dict(zip(rows.group_names, counts.tolist(), strict=True))
@@ -126,7 +126,7 @@ class WorstShare(Reweighed):
 def make_cvar(config: Cvar, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     if not 0 < config.worst <= 1:
         raise UserError(f"--worst {config.worst}: must be more than 0, and at most 1, which is all pictures")
-    vit, expects = open_and_note(config, rows, run, accelerator)
+    vit, expects = open_and_record(config, rows, run, accelerator)
     return WorstShare(vit, config.worst, config.frozen), expects
 
 
@@ -148,9 +148,9 @@ class FromFailure(Classifier):
         self.register_buffer("recent", torch.zeros(2, pictures))  # losses of both, picture by picture
         self.register_buffer("classes", torch.full((pictures,), -1, dtype=torch.long))  # of pictures seen so far
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
         ours, theirs = (
-            self.answer_loss(vit(lesson.images).logits, lesson.labels, reduction="none")
+            self.classification_loss(vit(lesson.images).logits, lesson.labels, reduction="none")
             for vit in (self.vit, self.biased)
         )
         counts = self.hardness(lesson, theirs.detach(), ours.detach())
@@ -158,7 +158,7 @@ class FromFailure(Classifier):
         biased = (self.easy * sure**self.easy * theirs).mean()  # the gradient of (1 - p^q) / q, times q
         return {"loss": (counts * ours).mean() + biased, "biased": biased.detach()}
 
-    def hardness(self, lesson: Lesson, theirs: Tensor, ours: Tensor) -> Tensor:
+    def hardness(self, lesson: TrainBatch, theirs: Tensor, ours: Tensor) -> Tensor:
         """[b]: the easy one's share of both losses, each smoothed over time and relative to the class's largest."""
         values = torch.stack([theirs, ours])
         _, (index, labels, *whole) = of_whole_batch(lesson, lesson.indices, lesson.labels, *values.float())
@@ -180,7 +180,7 @@ class FromFailure(Classifier):
 def make_lff(config: Lff, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     if not (config.easy > 0 and 0 <= config.memory < 1):
         raise UserError(f"--easy {config.easy}: must be more than 0; --memory {config.memory}: from 0 to below 1")
-    vit, expects = open_and_note(config, rows, run, accelerator)
+    vit, expects = open_and_record(config, rows, run, accelerator)
     if accelerator.is_main_process:
         run.note(pictures=len(rows))
     return FromFailure(vit, len(rows), config.easy, config.memory, config.frozen), expects
@@ -200,7 +200,7 @@ class Twice(Classifier):
         super().__init__(vit, config.frozen)
         self.config, self.failed = config, np.zeros(0, dtype=np.int64)
 
-    def prepare(self, desk: Desk, train: Callable[[Train], Path]) -> None:
+    def prepare(self, desk: TrainContext, train: Callable[[Train], Path]) -> None:
         """Train the first classifier, inside this run's folder; it goes on where it was stopped."""
         folder = desk.run.folder / "first"
         if not (folder / "metrics.json").exists():
@@ -214,23 +214,23 @@ class Twice(Classifier):
             by_group = None if counts is None else dict(zip(rows.group_names, counts, strict=True))
             desk.run.note(first={"run": folder.name, "failed": len(self.failed), "failed_by_group": by_group})
 
-    def learns_from(self, rows: Rows) -> np.ndarray:
-        return np.concatenate([super().learns_from(rows), np.repeat(self.failed, self.config.more)])
+    def train_indices(self, rows: Rows) -> np.ndarray:
+        return np.concatenate([super().train_indices(rows), np.repeat(self.failed, self.config.more)])
 
 
 def make_jtt(config: Jtt, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     if config.first < 1 or config.more < 0:
         raise UserError(f"--first {config.first}: at least one epoch; --more {config.more}: must not be negative")
-    vit, expects = open_and_note(config, rows, run, accelerator)
+    vit, expects = open_and_record(config, rows, run, accelerator)
     return Twice(vit, config), expects
 
 
-def failures(first: Run, config: Jtt, desk: Desk) -> np.ndarray:
+def failures(first: Run, config: Jtt, desk: TrainContext) -> np.ndarray:
     """The training pictures that it answers wrongly, with the weights that it had in the end."""
     model = Classifier(ViT(config_of(first)))
     model.load_state_dict(under("model.", load_tensors(first.last)[0]))
-    with closing(exam_batches(desk, "train", config)) as batches:
-        answers = answer_batches(model.to(desk.accelerator.device).eval(), desk.rows, batches, desk.accelerator)
+    with closing(split_batches(desk, "train", config)) as batches:
+        answers = predict_batches(model.to(desk.accelerator.device).eval(), desk.rows, batches, desk.accelerator)
     if desk.accelerator.is_main_process:
         answers.save_csv(first.folder / "predictions" / "train.csv")
     return desk.rows.where("train")[~answers.correct]

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from ..config.relevance import Pointed, Robustvit, Tuned
 from ..data.batches import OnTheWay
-from ..data.images import read_picture_mask
+from ..data.images import read_mask_file
 from ..errors import UserError
 from ..sight import Look, Sight
-from ..training.context import Desk, Lesson, When
+from ..training.context import StepInfo, TrainBatch, TrainContext
 from ..vit.model import Input, ViT
 from ..vit.weights import weights_sha256
 from ..where.relevance import KINDS, Relevance, fit_at_once
-from .base import note_backbone
+from .base import record_backbone
 from .erm import Classifier, build_erm
 from .given_mask import Source, Tell, from_anywhere, masks_in, saliency, same_saliency
 from .restore import restore
@@ -45,7 +45,7 @@ TEMPERATURES = {"deit-b16": 0.65, "deit-s16": 0.55}  # of the confidence, as pub
 class Shown(Classifier):
     """A classifier that is shown masks while it learns, and never afterwards."""
 
-    learns_from_masks = True
+    trains_with_masks = True
     needs_masks = True
     accepts_masks = True
     uses_sight = False
@@ -61,7 +61,7 @@ class Shown(Classifier):
     def look_at(self, images: Tensor, masks: Tensor) -> Sight:  # noqa: ARG002 (masks teach, they do not show)
         return Sight.everything(images)
 
-    def lesson(self, batch: Batch, augment: Augment, when: When) -> Lesson:
+    def lesson(self, batch: Batch, augment: Augment, when: StepInfo) -> TrainBatch:
         """Masks are turned over before they are moved: what comes into the picture from outside is background."""
         return super().lesson(replace(batch, masks=self.things(batch)), augment, when)
 
@@ -79,7 +79,7 @@ class RobustViT(Shown):
         super().__init__(vit, told, bright_background=config.bright == "background")
         self.config, self.temperature = config, temperature
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
         assert lesson.masks is not None
         return {name: each.mean() for name, each in self.losses(lesson.images, lesson.labels, lesson.masks).items()}
 
@@ -102,10 +102,10 @@ class RobustViT(Shown):
         more = {"second_order": self.config.second_order} if self.config.relevance == "gae" else {}
         return KINDS[self.config.relevance](self.vit, images, labels, **more)
 
-    def examine(self, exam: Batches, desk: Desk, select: str) -> dict[str, float]:
+    def validate(self, exam: Batches, desk: TrainContext, select: str) -> dict[str, float]:
         """With `relevance`: 1 minus the mean loss of the validation pictures that have a mask."""
         if select != "relevance":
-            return super().examine(exam, desk, select)
+            return super().validate(exam, desk, select)
         total = torch.zeros(2, device=desk.accelerator.device, dtype=torch.float64)
 
         def add_losses(batch: Batch) -> None:
@@ -121,7 +121,7 @@ class RobustViT(Shown):
             total[1] += has.sum()
 
         seen = cast("Batches", AlsoAsked(exam, desk.accelerator.device, add_losses))
-        found = super().examine(seen, desk, "balanced")
+        found = super().validate(seen, desk, "balanced")
         loss, count = desk.accelerator.reduce(total, "sum").tolist()
         return found | {"relevance": 1 - loss / max(count, 1)}
 
@@ -184,7 +184,7 @@ def begun(config: Tuned, rows: Rows, run: Run, accelerator: Accelerator) -> tupl
             raise UserError(f"--size {config.size}: must be a multiple of the patch, {patch}, such as {near}")
         expects = replace(expects, size=(config.size, config.size))
     if accelerator.is_main_process:
-        note_backbone(run, vit, expects, config)
+        record_backbone(run, vit, expects, config)
         before = str(Path(config.started_from).resolve()) if config.start else None
         run.note(began_with={"run": before, "weights": weights_sha256(vit)[:16]})
     return vit, expects
@@ -296,13 +296,13 @@ def shown(rows: Rows, candidates: np.ndarray, config: Pointed) -> np.ndarray:
 
 
 def shows_nothing(rows: Rows, index: int, config: Pointed) -> bool:
-    mask = read_picture_mask(rows, index)
+    mask = read_mask_file(rows, index)
     assert mask is not None
     bright = np.asarray(mask)
     return not (bright if config.bright == "thing" else ~bright).any()
 
 
-def refuse_hopeless_masks(config: Pointed) -> None:
+def check_hopeless_masks(config: Pointed) -> None:
     for flag, number in (("--per-class", config.per_class), ("--classes", config.classes)):
         if number is not None and number < 1:
             raise UserError(f"{flag} {number}: must be at least 1")
@@ -315,7 +315,7 @@ def refuse_hopeless_masks(config: Pointed) -> None:
 
 def teller(config: Pointed, rows: Rows, expects: Input, run: Run, accelerator: Accelerator) -> Tell:
     """What gives the rows their masks; run.json says which, and which pictures are learnt from."""
-    refuse_hopeless_masks(config)
+    check_hopeless_masks(config)
     where, make, seen_by = saliency(config.masks, config.seed), None, {}
     if where is not None:
         seen_by = {"saliency_sha256": same_saliency(where, run.facts)}
@@ -344,7 +344,7 @@ def maker(where: Look, config: Tuned, expects: Input, run: Run, accelerator: Acc
 
 
 def make_robustvit(config: Robustvit, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    refuse_hopeless_losses(config)
+    check_hopeless_losses(config)
     vit, expects = begun(config, rows, run, accelerator)
     temperature = config.temperature or TEMPERATURES.get(vit.origin.name or "", 1.0)
     tell = teller(config, rows, expects, run, accelerator)
@@ -353,7 +353,7 @@ def make_robustvit(config: Robustvit, rows: Rows, run: Run, accelerator: Acceler
     return RobustViT(vit, tell, config, temperature), expects
 
 
-def refuse_hopeless_losses(config: Robustvit) -> None:
+def check_hopeless_losses(config: Robustvit) -> None:
     settings = asdict(config)
     for name in ("background", "foreground", "explaining", "answering"):
         if not settings[name] >= 0:

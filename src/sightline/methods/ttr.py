@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..config import Train, Ttr
 from ..errors import UserError
-from ..metrics.inference import answering_batches, over_batches
+from ..metrics.inference import inference_batches, map_batches
 from ..sight import Method, Prediction, Sight
 from ..vit.model import Input, ViT, ViTConfig
 from ..what.zeroshot import ZeroShot, projected
@@ -47,7 +47,7 @@ class Recaller(Method):
         self.register_buffer("start", start)  # [Q, N, P]: the queue to begin with
 
     def look(self, images: Tensor) -> Sight:
-        refuse_several_processes()
+        check_several_processes()
         queue = self.start if self.recent is None else self.recent
         H, W = self.what.vit.grid(images)
         if queue.shape[1] != H * W:
@@ -70,7 +70,7 @@ class Recaller(Method):
         return str(self.clustering)
 
 
-def refuse_several_processes() -> None:
+def check_several_processes() -> None:
     if (
         torch.distributed.is_available()
         and torch.distributed.is_initialized()
@@ -89,7 +89,7 @@ def patch_tokens(vit: ViT, images: Tensor) -> Tensor:
 # ---- making ----------------------------------------------------------------------------------------------------------
 
 
-def refuse(config: Ttr) -> None:
+def check_value(config: Ttr) -> None:
     if not config.general or not config.general.strip():
         raise UserError('--general: say what all pictures are of, such as --general "a photo of a bird."')
     for flag in ("queue", "clusters", "components", "rank"):
@@ -99,10 +99,10 @@ def refuse(config: Ttr) -> None:
         raise UserError(f"--components {config.components}: there are no more than --rank, {config.rank}")
     if config.sigma < 0:
         raise UserError(f"--sigma {config.sigma}: must not be negative")
-    refuse_several_processes()
+    check_several_processes()
 
 
-def refuse_few_patches(config: Ttr, patch: int, expects: Input) -> None:
+def check_few_patches(config: Ttr, patch: int, expects: Input) -> None:
     patches = config.queue * (expects.size[0] // patch) * (expects.size[1] // patch)
     if config.clusters > patches:
         raise UserError(
@@ -112,17 +112,17 @@ def refuse_few_patches(config: Ttr, patch: int, expects: Input) -> None:
 
 
 def make_ttr(config: Ttr, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    refuse(config)
+    check_value(config)
     assert config.general is not None
     clip, text, expects = asked(config, rows)
-    refuse_few_patches(config, clip.vit.config.patch, expects)
+    check_few_patches(config, clip.vit.config.patch, expects)
     (general,) = clip.embed([config.general])
     val = rows.where("val")
     last = val[np.arange(-config.queue, 0) % len(val)]  # from the start again, where they are too few
     vit = clip.vit.to(accelerator.device)
-    batches = answering_batches(rows, last, expects, accelerator, batch=config.batch, workers=config.workers)
+    batches = inference_batches(rows, last, expects, accelerator, batch=config.batch, workers=config.workers)
     try:
-        start = over_batches(lambda images, _: patch_tokens(vit, images), batches, accelerator)
+        start = map_batches(lambda images, _: patch_tokens(vit, images), batches, accelerator)
     finally:
         batches.close()
     how = Clustering(config.clusters, config.components, config.rank, config.sigma, config.seed)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..config import A2Zs, Train, Ttr, Zs
 from ..errors import UserError
 from ..metrics.groups import score
-from ..metrics.inference import answers_from
+from ..metrics.inference import predictions_from_logits
 from ..sight import Look, Method, Sight
 from ..training.checkpoint import save_tensors
 from ..vit.model import Input, ViT, ViTConfig
@@ -20,8 +20,8 @@ from ..vit.weights import load_backbone
 from ..what.features import kept_features
 from ..what.zeroshot import Clip, ZeroShot, open_clip, spoken
 from ..where.attention import cls_attention_map
-from .a2 import Crops, heads_of, plans, refuse_crowds
-from .base import note_backbone, note_where, noted_where
+from .a2 import Crops, check_crowds, heads_of, plans
+from .base import record_backbone, record_selector, recorded_selector
 from .pair import Pair
 from .probe import seen_at_once
 
@@ -49,7 +49,7 @@ def keep_untrained(
     run: Run, model: nn.Module, vit: ViT, expects: Input, config: Zs | A2Zs | Ttr, rows: Rows, line: dict[str, Any]
 ) -> None:
     """Weights and log of a method that learns nothing; what was said to CLIP is noted."""
-    note_backbone(run, vit, expects, cast(Train, config))
+    record_backbone(run, vit, expects, cast(Train, config))
     names = dict(zip(rows.classes, spoken(rows.classes, config.names), strict=True))
     run.note(said={"prompts": list(config.prompts), "names": names})
     run.cut_log(0)  # of a run that was interrupted, or finished, before
@@ -105,7 +105,7 @@ def make_a2_zs(config: A2Zs, rows: Rows, run: Run, accelerator: Accelerator) -> 
     crops = max(ways, key=lambda each: tried.get(each, 0.0))  # the first where they tie
     model = Pair(cast(Look, crops.sight(where)), what, export_graph=crops.export_graph).to(accelerator.device).eval()
     if accelerator.is_main_process:
-        note_where(run, where)
+        record_selector(run, where)
         rule = f"highest {config.select} on val, the first where they tie" if tried else "the only one given"
         run.note(crops=asdict(crops) | {"size": list(what.size), "rule": rule})
         line = {"crops": crops.words, "tried_crops": {each.words: found for each, found in tried.items()}}
@@ -129,7 +129,7 @@ def ways_to_look(config: A2Zs, where: ViT, expects: Input) -> list[Crops]:
     if not ways:
         raise UserError("--crop, --layer, --heads: name at least one of each")
     for crops in ways:
-        refuse_crowds(crops, expects.size)
+        check_crowds(crops, expects.size)
     return ways
 
 
@@ -144,11 +144,11 @@ def on_validation(
     )  # fmt: skip
     with torch.no_grad():
         logits = what.answer(torch.from_numpy(tokens).to(accelerator.device)).cpu().numpy()
-    return score(answers_from(rows, val, logits), config.select)
+    return score(predictions_from_logits(rows, val, logits), config.select)
 
 
 def build_a2_zs(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
     said = facts["crops"]
     crops = Crops(tuple(said["sides"]), said["layer"], said["heads"], said["seed"])
     what = ZeroShot(ViT(vit_config), tuple(said["size"]), unsaid(vit_config, facts))
-    return Pair(cast(Look, crops.sight(noted_where(facts))), what, export_graph=crops.export_graph)
+    return Pair(cast(Look, crops.sight(recorded_selector(facts))), what, export_graph=crops.export_graph)

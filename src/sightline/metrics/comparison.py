@@ -12,7 +12,7 @@ from ..errors import UserError
 from .estimates import Estimate, Metrics
 from .groups import RESAMPLES, Cells, Parts, across_seeds
 from .intervals import TAIL, Sample, least_gain, over_runs, resample
-from .predictions import Answers, aligned
+from .predictions import Predictions, aligned
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -104,7 +104,7 @@ def _gain_to_dict(gain: Estimate | None) -> dict[str, Any] | None:
 
 
 def compare(
-    named: Mapping[str, Sequence[Answers]],
+    named: Mapping[str, Sequence[Predictions]],
     *,
     reference: str | None = None,
     train_group_counts: Mapping[str, int] | None = None,
@@ -133,20 +133,20 @@ def compare(
     return Comparison(reference, worst_of, tuple(entries), tuple(_warnings(entries)))
 
 
-def _on_the_same_images(named: Mapping[str, Sequence[Answers]]) -> dict[str, list[Answers]]:
+def _on_the_same_images(named: Mapping[str, Sequence[Predictions]]) -> dict[str, list[Predictions]]:
     titled = [
         (name, f"{name} (seed {number})" if len(answers) > 1 else name, run)
         for name, answers in named.items()
         for number, run in enumerate(answers, 1)
     ]
-    runs: dict[str, list[Answers]] = {name: [] for name in named}
+    runs: dict[str, list[Predictions]] = {name: [] for name in named}
     for (name, _, _), run in zip(titled, aligned([(title, run) for _, title, run in titled]), strict=True):
         runs[name].append(run)
     return runs
 
 
 def _gains(
-    answers: Sequence[Answers], others: Sequence[Answers], resamples: int, seed: int
+    answers: Sequence[Predictions], others: Sequence[Predictions], resamples: int, seed: int
 ) -> tuple[Estimate, Estimate]:
     first, cells = answers[0], Cells.of(answers[0])
     correct = [np.stack([run.correct for run in block], axis=1) for block in (answers, others)]

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..data.images import Canvas, decode
 from ..sight import Method
-from .inference import sight_to_answer
+from .inference import sight_for_prediction
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
@@ -45,7 +45,7 @@ def cost(method: Method, images: Tensor, masks: Tensor | None = None) -> Cost:
         image = images[i : i + 1]
         # The plain kernel is made of matrix products, which are counted everywhere; others are not.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            sight = sight_to_answer(method, image, None if masks is None else masks[i : i + 1])
+            sight = sight_for_prediction(method, image, None if masks is None else masks[i : i + 1])
             method.judge(image, sight)
         operations += counter.get_total_flops()
         # Late and soft masks choose what counts, not what is seen.

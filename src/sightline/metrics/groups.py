@@ -13,9 +13,9 @@ import numpy as np
 from ..errors import UserError
 from .estimates import Estimate, Metrics
 from .intervals import TAIL, Sample, areas, average, beaten, ends_of_minimum, minimum, over_runs, resample, wilson
-from .predictions import Answers, aligned
+from .predictions import Predictions, aligned
 
-__all__ = ["SCORES", "Answers", "Estimate", "Metrics", "across_seeds", "evaluate", "score", "wilson"]
+__all__ = ["SCORES", "Predictions", "Estimate", "Metrics", "across_seeds", "evaluate", "score", "wilson"]
 
 RESAMPLES = 2000
 TOO_WIDE = 0.10  # half a Wilson interval: a cell with a wider one is too small to conclude
@@ -49,7 +49,7 @@ class Cells:
     backgrounds: np.ndarray  # into BACKGROUNDS
 
     @classmethod
-    def of(cls, answers: Answers) -> Cells:
+    def of(cls, answers: Predictions) -> Cells:
         groups = np.zeros_like(answers.labels) if answers.groups is None else answers.groups
         most = int(groups.max()) + 1
         codes = (answers.labels * most + groups) * len(BACKGROUNDS) + _backgrounds(answers)
@@ -65,7 +65,7 @@ class Cells:
         return Parts([names[number] for number in found], found, sizes, members / sizes[:, None])
 
 
-def _backgrounds(answers: Answers) -> np.ndarray:
+def _backgrounds(answers: Predictions) -> np.ndarray:
     if "background" in answers.extra:
         names, of_image = np.unique(np.array(answers.extra["background"], dtype=str), return_inverse=True)
         found = [re.fullmatch(r"(?:mixed[ _-])?(same|rand)(?:om)?", name.lower()) for name in names]
@@ -78,7 +78,7 @@ def _backgrounds(answers: Answers) -> np.ndarray:
 
 
 def evaluate(
-    answers: Answers,
+    answers: Predictions,
     *,
     train_group_counts: Mapping[str, int] | None = None,
     minority: Sequence[int] | None = None,
@@ -96,7 +96,7 @@ def evaluate(
 
 
 def across_seeds(
-    runs: Sequence[Answers],
+    runs: Sequence[Predictions],
     *,
     train_group_counts: Mapping[str, int] | None = None,
     minority: Sequence[int] | None = None,
@@ -199,7 +199,7 @@ def minority_groups(cells: Cells, counts: np.ndarray) -> list[int] | None:
 
 
 def _auc_figures(
-    runs: Sequence[Answers], weights: np.ndarray, minority: Sequence[int], how: str, seed: int
+    runs: Sequence[Predictions], weights: np.ndarray, minority: Sequence[int], how: str, seed: int
 ) -> dict[str, Estimate]:
     first = runs[0]
     groups = np.zeros_like(first.labels) if first.groups is None else first.groups
@@ -236,7 +236,7 @@ def _auc_figures(
 
 def _warnings(
     metrics: Metrics,
-    answers: Answers,
+    answers: Predictions,
     group_names: Sequence[str],
     counts: np.ndarray | None,
     minority: Sequence[int] | None,
@@ -276,25 +276,25 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _accuracies(answers: Answers, of: np.ndarray) -> np.ndarray:
+def _accuracies(answers: Predictions, of: np.ndarray) -> np.ndarray:
     sizes = np.bincount(of)
     return (np.bincount(of, weights=answers.correct) / np.maximum(sizes, 1))[sizes > 0]
 
 
-def _worst_group(answers: Answers) -> float:
+def _worst_group(answers: Predictions) -> float:
     if answers.groups is None:
         raise UserError(f"worst-group needs group labels, and the split {answers.split!r} has none: choose another")
     return float(_accuracies(answers, answers.groups).min())
 
 
-def _auc(answers: Answers) -> float:
+def _auc(answers: Predictions) -> float:
     if len(answers.classes) != 2 or len(np.unique(answers.labels)) != 2:
         raise UserError(f"auc needs images of exactly two classes in the split {answers.split!r}: choose another")
     margins, positive = answers.margins, answers.labels == 1
     return float(beaten(margins[positive], margins[~positive]).mean())
 
 
-SCORES: dict[str, Callable[[Answers], float]] = {
+SCORES: dict[str, Callable[[Predictions], float]] = {
     "balanced": lambda answers: float(_accuracies(answers, answers.labels).mean()),
     "accuracy": lambda answers: float(answers.correct.mean()),
     "worst-group": _worst_group,
@@ -303,7 +303,7 @@ SCORES: dict[str, Callable[[Answers], float]] = {
 }
 
 
-def score(answers: Answers, name: str = "balanced") -> float:
+def score(answers: Predictions, name: str = "balanced") -> float:
     """One number to choose a model by, higher is better; `balanced` needs no group labels."""
     if name not in SCORES:
         raise UserError(f"there is no score {name!r}: choose one of {', '.join(SCORES)}")

@@ -18,7 +18,7 @@ from ..data.images import Canvas
 from ..data.rows import SPLITS, Rows
 from ..sight import Method, Sight
 from ..vit.model import Input
-from .predictions import Answers
+from .predictions import Predictions
 
 
 def sight_for(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
@@ -26,7 +26,7 @@ def sight_for(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
     return method.look_at(images, masks) if masks is not None and method.accepts_masks else method.look(images)
 
 
-def sight_to_answer(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
+def sight_for_prediction(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
     """The same, but `look` is not called where the prediction does not depend on it."""
     return sight_for(method, images, masks) if method.uses_sight else Sight.everything(images)
 
@@ -41,31 +41,31 @@ def answer(
     batch: int = 64,
     workers: int = 0,
     cache: Cache | Path | None = None,
-) -> Answers:
+) -> Predictions:
     """Every process answers its share; all of them get all answers, in the order of `indices`."""
     rows = method.with_masks(rows)
-    batches = answering_batches(
+    batches = inference_batches(
         rows, indices, expects, accelerator, batch=batch, workers=workers, cache=cache, masks=method.needs_masks
     )
     try:
-        return answer_batches(method, rows, batches, accelerator)
+        return predict_batches(method, rows, batches, accelerator)
     finally:
         batches.close()
 
 
-def answer_batches(method: Method, rows: Rows, batches: Batches, accelerator: Accelerator) -> Answers:
+def predict_batches(method: Method, rows: Rows, batches: Batches, accelerator: Accelerator) -> Predictions:
     """The same, of batches that are open already and stay open."""
 
     def logits(images: Tensor, masks: Tensor | None) -> Tensor:
-        return method.judge(images, sight_to_answer(method, images, masks)).logits
+        return method.judge(images, sight_for_prediction(method, images, masks)).logits
 
-    return answers_from(rows, batches.indices, over_batches(logits, batches, accelerator))
+    return predictions_from_logits(rows, batches.indices, map_batches(logits, batches, accelerator))
 
 
-def answers_from(rows: Rows, order: np.ndarray, logits: np.ndarray) -> Answers:
+def predictions_from_logits(rows: Rows, order: np.ndarray, logits: np.ndarray) -> Predictions:
     """What these logits [n, C] say of the rows `order`."""
     splits = {SPLITS[i] for i in np.unique(rows.splits[order])}
-    return Answers.from_logits(
+    return Predictions.from_logits(
         [rows.images[i] for i in order],
         rows.labels[order],
         logits,
@@ -76,7 +76,7 @@ def answers_from(rows: Rows, order: np.ndarray, logits: np.ndarray) -> Answers:
     )
 
 
-def answering_batches(
+def inference_batches(
     rows: Rows,
     indices: np.ndarray,
     expects: Input,
@@ -100,7 +100,7 @@ def answering_batches(
 
 
 @torch.no_grad()
-def over_batches(
+def map_batches(
     function: Callable[[Tensor, Tensor | None], Tensor], batches: Batches, accelerator: Accelerator
 ) -> np.ndarray:
     """float32 [n, ...]: what `function` makes of every picture (and its mask, where the batches have masks), on every

@@ -17,7 +17,7 @@ NEEDED = ("image", "label", "predicted")
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class Predictions:
     """One run's answers to n images of one split, C classes."""
 
     images: list[str]  # paths relative to the data set's root
@@ -63,7 +63,7 @@ class Answers:
         group_names: tuple[str, ...] = (),
         split: str = "test",
         extra: Mapping[str, Sequence[str]] | None = None,
-    ) -> Answers:
+    ) -> Predictions:
         """The likeliest class is the answer."""
         with np.errstate(invalid="ignore"):  # infinities become NaN, which is refused
             powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
@@ -82,9 +82,9 @@ class Answers:
         first, second = np.log(self.probabilities.astype(np.float64).clip(min=smallest)).T
         return second - first
 
-    def take(self, rows: Sequence[int] | np.ndarray) -> Answers:
+    def take(self, rows: Sequence[int] | np.ndarray) -> Predictions:
         """These rows, in this order."""
-        return Answers(
+        return Predictions(
             [self.images[row] for row in rows],
             self.labels[rows],
             self.probabilities[rows],
@@ -126,7 +126,7 @@ class Answers:
             yield [*texts, *(f"{p:.9g}" for p in self.probabilities[row].tolist())]  # 9 digits keep every float32
 
     @classmethod
-    def load_csv(cls, path: str | Path, *, split: str | None = None, group_names: Sequence[str] = ()) -> Answers:
+    def load_csv(cls, path: str | Path, *, split: str | None = None, group_names: Sequence[str] = ()) -> Predictions:
         """`split` picks one where the file holds several; `group_names` keeps their order and groups without images."""
         path = Path(path)
         try:
@@ -138,7 +138,7 @@ class Answers:
             raise UserError(f"{path}: is not a CSV file ({error})") from error
 
 
-def _read(path: Path, reader, split: str | None, group_names: tuple[str, ...]) -> Answers:
+def _read(path: Path, reader, split: str | None, group_names: tuple[str, ...]) -> Predictions:
     header = next(reader, [])
     words = _columns_before_probabilities(path, header)
     at, texts, probabilities = [], [], []
@@ -168,7 +168,7 @@ def _read(path: Path, reader, split: str | None, group_names: tuple[str, ...]) -
     if len(splits) > 1:
         raise UserError(f"{path}: holds the splits {', '.join(splits)}; name the one to read")
     probabilities = np.array(probabilities, dtype=np.float32)
-    return Answers(
+    return Predictions(
         images, labels, probabilities, predicted, classes, groups, group_names if names else (), *splits, columns
     )
 
@@ -210,14 +210,14 @@ def _in_order_of_labels(names: list[str], labels: np.ndarray) -> tuple[str, ...]
     return tuple(sorted(first, key=lambda name: (first[name], name)))
 
 
-def aligned(runs: Sequence[tuple[str, Answers]]) -> list[Answers]:
+def aligned(runs: Sequence[tuple[str, Predictions]]) -> list[Predictions]:
     """The same images in the same order for every named run; refused where they, or what is known of them, differ."""
     assert runs, "there must be a run"
     name, reference = runs[0]
     return [reference, *(_in_order_of(reference, name, run, other) for other, run in runs[1:])]
 
 
-def _in_order_of(reference: Answers, reference_name: str, run: Answers, name: str) -> Answers:
+def _in_order_of(reference: Predictions, reference_name: str, run: Predictions, name: str) -> Predictions:
     if (run.classes, run.group_names) != (reference.classes, reference.group_names):
         raise UserError(f"{name} and {reference_name} do not share their classes and groups: they cannot be compared")
     if run.images != reference.images:
@@ -235,7 +235,7 @@ def _in_order_of(reference: Answers, reference_name: str, run: Answers, name: st
     return run
 
 
-def _sorted_rows(run: Answers) -> list[int]:
+def _sorted_rows(run: Predictions) -> list[int]:
     groups = run.labels if run.groups is None else run.groups
     return sorted(range(len(run)), key=lambda row: (run.images[row], run.labels[row], groups[row]))
 

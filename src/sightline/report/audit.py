@@ -30,7 +30,7 @@ from ..load import measure
 from ..metrics.estimates import FIGURES as NAMES
 from ..metrics.estimates import Estimate, Metrics
 from ..metrics.groups import evaluate, score
-from ..metrics.inference import over_batches, sight_for
+from ..metrics.inference import map_batches, sight_for
 from ..metrics.localization import FIGURES, MAP_FIGURES, Localization
 from ..sight import cell_share
 from ..vit.weights import weights_sha256
@@ -278,7 +278,7 @@ def shape_of_sight(case: Case, found: Survey) -> FromShape:
     seen = {}
     for name in dict.fromkeys(["train", "val", split]):
         with case.batches(f"shapes of the {name} data", rows.where(name)) as batches:
-            seen[name] = over_batches(shape, batches, case.accelerator)
+            seen[name] = map_batches(shape, batches, case.accelerator)
     answers, linear = label_from_shape(rows, seen, split)
     return FromShape(answers, measure(answers, case.model.run), linear.c, seen["train"].shape[1])
 

@@ -22,9 +22,9 @@ from ..errors import UserError
 from ..explain.replacement_masks import with_other_masks
 from ..interventions.apply import kept, only_names
 from ..interventions.file import Intervention
-from ..load import Asked, Model, announce, data_asked_for, opened, with_classes_of, with_kept
+from ..load import EvaluationData, Model, announce, evaluation_data, match_classes, opened, with_kept
 from ..methods.base import PartMethod
-from ..metrics.inference import answering_batches, sight_for
+from ..metrics.inference import inference_batches, sight_for
 from ..sight import Method, Sight
 
 LOOKED_AT = 32  # pictures at once, to be drawn
@@ -37,7 +37,7 @@ class Case:
     model: Model  # with what is kept to correct it
     parts: PartMethod | None  # the same as it was trained, if it discovers parts
     intervention: Intervention
-    asked: Asked
+    asked: EvaluationData
     rows: Rows  # those of `asked`, with the model's classes
     masks_from: str = ""  # in words, where they are not the data's own
 
@@ -57,7 +57,7 @@ class Case:
     def batches(self, what: str, indices: np.ndarray) -> Generator[Batches]:
         """As the method is to see them, while a bar says how far it is."""
         said = self.command
-        batches = answering_batches(
+        batches = inference_batches(
             self.method.with_masks(self.rows), indices, self.model.expects, self.accelerator, batch=said.batch,
             workers=said.workers, cache=said.cache, masks=self.method.needs_masks,
         )  # fmt: skip
@@ -85,8 +85,8 @@ def open_case(command: Audit) -> Case:
     accelerator, model = opened(command.run, command.device)
     if accelerator.num_processes > 1:
         raise UserError("a report is written by one process: run `sightline audit` without a launcher")
-    asked = data_asked_for(command, model.run)
-    rows = with_classes_of(model, asked.rows, asked.path)
+    asked = evaluation_data(command, model.run)
+    rows = match_classes(model, asked.rows, asked.path)
     if not len(rows.where(command.split)):
         raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
     if command.pictures < 0:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from ..data.drawing import to_pictures
+from ..data.drawing import to_images
 from ..metrics.estimates import Estimate
 
 GAP = 8
@@ -57,7 +57,7 @@ def sheet_of(lines: Sequence[Line]) -> Image.Image:
     for line, head, height in zip(lines, heads, heights, strict=True):
         draw.text((GAP, top), line.caption, fill="black", font=font)
         _legend(draw, (GAP, top + 22 * bool(line.caption)), line.legend, small)
-        for column, picture in enumerate(to_pictures(line.pictures)):
+        for column, picture in enumerate(to_images(line.pictures)):
             page.paste(picture, (GAP + column * wide, top + head))
         for column, note in enumerate(line.notes):
             words = shortened(note.text, wide - GAP, small)

@@ -21,9 +21,9 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..explain.background_swaps import Held, kinds_of_background, partner
 from ..interventions.apply import measured_search
-from ..interventions.file import Intervention, Sketch
+from ..interventions.file import DistanceSketch, Intervention
 from ..methods.base import PartMethod
-from ..metrics.inference import answering_batches
+from ..metrics.inference import inference_batches
 from ..sight import Prediction, Sight, cell_share
 from .contact_sheet import RIGHT, WRONG, Colour, Line, Note, centre_of, crossed, heat
 from .gallery import LINE, colour_of, drawn, outlined, painted, small_views
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.batches import Batches
-    from ..load import Asked, Model
+    from ..load import EvaluationData, Model
 
 TILE, TILES = 132, 9  # of heat maps: their side, and how many stand beside each other
 POOL = 64  # pictures that lend their backgrounds
@@ -49,20 +49,20 @@ class Easel:
     accelerator: Accelerator
     method: PartMethod
     intervention: Intervention
-    asked: Asked
+    asked: EvaluationData
     called: str
 
     @classmethod
     def open(cls, command: Strips, folder: Path, data: Path | None, first: Easel | None, called: str = "") -> Easel:
         from ..interventions.apply import kept
-        from ..load import data_asked_for, opened
+        from ..load import evaluation_data, opened
         from ..methods.base import part_method
 
         accelerator, model = opened(folder, command.device)
         method = part_method(model.method, str(folder))
         intervention = (kept(model) if command.intervention else None) or Intervention()
         if first is None:
-            asked = data_asked_for(Evaluate(folder, data, command.layout), model.run)
+            asked = evaluation_data(Evaluate(folder, data, command.layout), model.run)
         elif data is None and model.run.facts["data"]["fingerprint"] != first.asked.fingerprint:
             raise UserError(f"{folder}: was trained on other data than {first.model.run.folder}; name some at the end")
         else:
@@ -117,7 +117,7 @@ class Easel:
     def batches(self, indices: np.ndarray, *, masks: bool = False) -> closing[Batches]:
         said = self.command
         return closing(
-            answering_batches(
+            inference_batches(
                 self.asked.rows, indices, self.model.expects, self.accelerator,
                 batch=said.batch, workers=said.workers, cache=said.cache, masks=masks,
             )
@@ -173,7 +173,7 @@ class Easel:
         return lines, how if self.method.blind else f"{how} This model sees what is faded, too: its parts only explain."
 
     @cached_property
-    def sketch(self) -> Sketch:
+    def sketch(self) -> DistanceSketch:
         from ..interventions.apply import calibrate
 
         if not len(self.asked.rows.where("train")):

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.drawing import to_pictures
+from ..data.drawing import to_images
 from ..explain.background_swaps import EXAMPLES, KINDS
 from ..interventions.file import Intervention
 from ..metrics.predictions import NO_CLASS
@@ -299,7 +299,7 @@ def css_colour(part: int, parts: int) -> str:
 
 def jpeg_uri(picture: Tensor) -> str:
     """A picture [3, h, w] that travels inside the page; the busier it is, the more is left out of it."""
-    image = to_pictures(picture[None])[0]
+    image = to_images(picture[None])[0]
     for quality in (82, 70, 55, 40, 25):
         content = io.BytesIO()
         image.save(content, "JPEG", quality=quality, optimize=True)

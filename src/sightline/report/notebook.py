@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from PIL import Image
 from torch import Tensor
 
-from ..data.drawing import as_seen, draw_sight, to_pictures
+from ..data.drawing import as_seen, draw_sight, to_images
 from ..sight import Prediction, Sight
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def picture_html(one: Answer) -> str:
     seen = as_seen(one.sight.pictures, one.sight)
     pages = [("the picture", one.sight.pictures), ("what the answer was made from", seen)]
     return "".join(
-        f'<img alt="{words}" title="{words}" width="140" src="data:image/png;base64,{encoded(to_pictures(page)[0])}">'
+        f'<img alt="{words}" title="{words}" width="140" src="data:image/png;base64,{encoded(to_images(page)[0])}">'
         for words, page in pages
     )
 

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..interventions.apply import Looked, calibrate
+from ..interventions.apply import CachedLook, calibrate
 from ..interventions.file import Intervention
 from ..interventions.search import differences, gained, next_steps, objective_of
 from ..methods.base import Found
 from ..metrics.estimates import Estimate
-from ..metrics.inference import answers_from, over_batches, sight_for
+from ..metrics.inference import map_batches, predictions_from_logits, sight_for
 from ..metrics.intervals import wilson
-from ..metrics.predictions import Answers
+from ..metrics.predictions import Predictions
 from ..sight import Sight
 from .case import Case, few
 
@@ -26,11 +26,11 @@ QUICKLY = 200  # training pictures to measure distances on
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    answers: Answers
+    answers: Predictions
     coverage: np.ndarray  # [n]: the share of each picture that is in sight
     areas: np.ndarray | None = None  # [n, K]: and of each part
-    without: dict[str, tuple[Intervention, Answers]] = field(default_factory=dict)  # by what is left out, in words
-    removed: dict[float, Answers] = field(default_factory=dict)  # by quantile
+    without: dict[str, tuple[Intervention, Predictions]] = field(default_factory=dict)  # by what is left out, in words
+    removed: dict[float, Predictions] = field(default_factory=dict)  # by quantile
     calibrated_on: int = 0  # training pictures
 
 
@@ -44,8 +44,8 @@ def survey(case: Case) -> Survey:
         return torch.cat([logits, sight.coverage(tuple(images.shape[2:]))[:, None]], dim=1)
 
     with case.batches("answering", case.indices) as batches:
-        found = over_batches(answer, batches, case.accelerator)
-    return Survey(answers_from(case.rows, case.indices, found[:, :-1]), found[:, -1])
+        found = map_batches(answer, batches, case.accelerator)
+    return Survey(predictions_from_logits(case.rows, case.indices, found[:, :-1]), found[:, -1])
 
 
 def survey_of_parts(case: Case) -> Survey:
@@ -70,7 +70,7 @@ def survey_of_parts(case: Case) -> Survey:
 
 
 @dataclass(eq=False)
-class Watched(Looked):
+class Watched(CachedLook):
     """Also notes how much of each picture every part is."""
 
     now: Intervention = field(default_factory=Intervention)

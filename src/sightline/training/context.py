@@ -24,7 +24,7 @@ from ..data.images import Canvas
 from ..data.rows import Rows
 from ..errors import UserError
 from ..metrics.groups import score
-from ..metrics.inference import answer_batches, answering_batches
+from ..metrics.inference import inference_batches, predict_batches
 from ..sight import Method
 from ..vit.model import Input
 from .run_folder import Run
@@ -34,7 +34,7 @@ ANSWERS_PER_LESSON = 8  # pictures that can be answered with the memory that lea
 
 
 @dataclass(frozen=True)
-class When:
+class StepInfo:
     """Where in training a step stands. All that is drawn in it may depend on this, and on nothing else."""
 
     seed: int
@@ -56,7 +56,7 @@ class When:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainBatch:
     """What a method learns from in one step."""
 
     images: Tensor  # float [b, 3, h, w] in [0, 1], augmented
@@ -64,10 +64,10 @@ class Lesson:
     groups: Tensor | None
     masks: Tensor | None  # bool [b, h, w], moved along with the images
     indices: Tensor  # int64 [b], into the rows
-    when: When
+    when: StepInfo
     crops: tuple[Tensor, ...] = ()  # further views [b, ...], for a learner that makes them
 
-    def in_parts(self, count: int) -> list[Lesson]:
+    def in_parts(self, count: int) -> list[TrainBatch]:
         """At most `count` of them, one after the other."""
         if count == 1:
             return [self]
@@ -90,7 +90,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Desk:
+class TrainContext:
     """All that training needs at hand."""
 
     rows: Rows
@@ -99,44 +99,44 @@ class Desk:
     expects: Input
 
 
-class Learner(nn.Module):
+class Trainable(nn.Module):
     """What learns step by step, in the loop. Everything that has to survive an interruption is in its state_dict."""
 
-    learns_from_masks = False
+    trains_with_masks = False
     needs_masks = False
-    log_prior: Tensor | None = None  # [C]: how common the classes are in training, if the loss is to allow for it
+    class_log_prior: Tensor | None = None  # [C]: how common the classes are in training, if the loss is to allow for it
 
-    def answer_loss(self, logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    def classification_loss(self, logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy. Told how common the classes are, the answer need not know (Menon et al. 2021, eq. 10)."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        logits = logits if self.log_prior is None else logits + self.log_prior
+        logits = logits if self.class_log_prior is None else logits + self.class_log_prior
         return F.cross_entropy(logits, labels, reduction=reduction)
 
-    def prepare(self, desk: Desk, train: Callable[[Train], Path]) -> None:
+    def prepare(self, desk: TrainContext, train: Callable[[Train], Path]) -> None:
         """Before the loop: what needs a training of its own first, by `train`."""
 
-    def learns_from(self, rows: Rows) -> np.ndarray:
+    def train_indices(self, rows: Rows) -> np.ndarray:
         """The rows of an epoch; what is in it twice is seen twice."""
         return rows.where("train")
 
-    def lesson(self, batch: Batch, augment: Augment, when: When) -> Lesson:
+    def lesson(self, batch: Batch, augment: Augment, when: StepInfo) -> TrainBatch:
         """What a step is to learn from. Each place has a view of its own: a picture drawn twice is not seen twice."""
         seen = augment(Pictures(batch.images, batch.masks), seed=when.seed, epoch=when.epoch, indices=when.places)
-        return Lesson(seen.images, batch.labels, batch.groups, seen.masks, batch.indices, when)
+        return TrainBatch(seen.images, batch.labels, batch.groups, seen.masks, batch.indices, when)
 
-    def forward(self, lesson: Lesson) -> dict[str, Tensor]:
+    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
         """Losses, each averaged over the pictures; `loss` is what is minimised."""
         raise NotImplementedError
 
     def parameter_groups(self, head_lr: float) -> list[Group]:
         raise NotImplementedError
 
-    def stepped(self, when: When) -> None:
+    def after_step(self, when: StepInfo) -> None:
         """After the optimiser's step."""
 
-    def examine(self, exam: Batches, desk: Desk, select: str) -> dict[str, float]:
+    def validate(self, exam: Batches, desk: TrainContext, select: str) -> dict[str, float]:
         """What the epoch has come to, `select` among it."""
-        answers = answer_batches(cast(Method, self), desk.rows, exam, desk.accelerator)
+        answers = predict_batches(cast(Method, self), desk.rows, exam, desk.accelerator)
         return {select: score(answers, select), "accuracy": score(answers, "accuracy")}
 
 
@@ -155,20 +155,20 @@ def view(augment: str, expects: Input) -> tuple[Canvas, Augment]:
     return canvas, replace(preset, crop=part, fill=preset.fill if own_fill else expects.mean)
 
 
-def training_batches(desk: Desk, config: Loop, learner: Learner) -> Batches:
+def training_batches(desk: TrainContext, config: Loop, learner: Trainable) -> Batches:
     rows, accelerator = desk.rows, desk.accelerator
-    indices = learner.learns_from(rows)
+    indices = learner.train_indices(rows)
     canvas, _ = view(config.augment, desk.expects)
     codes = {"classes": rows.labels, "groups": rows.groups}.get(config.balance)
     return Batches(
         rows, indices, canvas, min(config.batch, len(indices)), shuffle=True, seed=config.seed, workers=config.workers,
         cache=open_cache(desk, canvas, rows.where("train"), config), rank=accelerator.process_index,
         world=accelerator.num_processes, drop_last=True, weights=None if codes is None else balanced(codes, indices),
-        pin=accelerator.device.type == "cuda", masks=learner.learns_from_masks,
+        pin=accelerator.device.type == "cuda", masks=learner.trains_with_masks,
     )  # fmt: skip
 
 
-def log_prior(desk: Desk, config: Loop) -> Tensor | None:
+def class_log_prior(desk: TrainContext, config: Loop) -> Tensor | None:
     """[C], if the loss is to be balanced; a class that is never seen in training counts as one picture."""
     if config.balance != "loss":
         return None
@@ -176,11 +176,11 @@ def log_prior(desk: Desk, config: Loop) -> Tensor | None:
     return torch.from_numpy(np.log(counts / counts.sum())).float().to(desk.accelerator.device)
 
 
-def exam_batches(desk: Desk, split: str, config: Train, masks: bool = False) -> Batches:
+def split_batches(desk: TrainContext, split: str, config: Train, masks: bool = False) -> Batches:
     """A split as evaluation sees it, from the cache of decoded pictures if there is to be one."""
     indices = desk.rows.where(split)
     cache = open_cache(desk, Canvas.of(desk.expects), indices, config)
-    return answering_batches(
+    return inference_batches(
         desk.rows, indices, desk.expects, desk.accelerator, batch=answered_at_once(config), workers=config.workers,
         cache=cache, masks=masks,
     )  # fmt: skip
@@ -194,7 +194,7 @@ def answered_at_once(config: Train) -> int:
     return max(config.batch, min(ENOUGH, ANSWERS_PER_LESSON * config.batch // config.accumulate))
 
 
-def open_cache(desk: Desk, canvas: Canvas, indices: np.ndarray, config: Train) -> Cache | None:
+def open_cache(desk: TrainContext, canvas: Canvas, indices: np.ndarray, config: Train) -> Cache | None:
     if config.cache is None:
         return None
     with desk.accelerator.main_process_first():
@@ -203,7 +203,7 @@ def open_cache(desk: Desk, canvas: Canvas, indices: np.ndarray, config: Train) -
     return cache.to(device) if device.type == "cuda" else cache
 
 
-def places_in_epoch(step: int, count: int, batches: Batches) -> Tensor:
+def positions_in_epoch(step: int, count: int, batches: Batches) -> Tensor:
     """int64 [count]: where this process's pictures stand in the epoch, whoever else shares the batch."""
     each, longer = divmod(batches.batch, batches.world)
     start = step * batches.batch + batches.rank * each + min(batches.rank, longer)
@@ -211,7 +211,7 @@ def places_in_epoch(step: int, count: int, batches: Batches) -> Tensor:
 
 
 @contextmanager
-def telling_what_finds_all(config: Train, rows: Rows) -> Generator[None]:
+def suggesting_check(config: Train, rows: Rows) -> Generator[None]:
     """A picture or mask that cannot be used ends training, and need not be the only one."""
     try:
         yield
@@ -238,20 +238,20 @@ def deterministic(wanted: bool) -> Generator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def refuse_processes_apart(config: Train, rows: Rows, processes: int) -> None:
+def check_processes(config: Train, rows: Rows, processes: int) -> None:
     """Processes that cut their shares into different numbers of pieces would wait for each other for ever."""
     if isinstance(config, Loop) and processes > 1 and config.accumulate > 1:
-        refuse_uneven(min(config.batch, len(rows.where("train"))), processes, config.accumulate)
+        check_even_split(min(config.batch, len(rows.where("train"))), processes, config.accumulate)
 
 
-def refuse_uneven(batch: int, processes: int, parts: int) -> None:
+def check_even_split(batch: int, processes: int, parts: int) -> None:
     """A batch that does not fall into pieces of one size."""
     if over := batch % (processes * parts):
         advice = f"take {batch - over}" if over < batch else "lower --accumulate"
         raise UserError(f"--batch {batch}: must divide evenly among {processes} processes and {parts} parts; {advice}")
 
 
-def refuse_nothing_to_tell(data: Path, rows: Rows, splits: tuple[str, ...]) -> None:
+def check_splits(data: Path, rows: Rows, splits: tuple[str, ...]) -> None:
     for split in splits:
         if not len(rows.where(split)):
             raise UserError(f"{data}: no pictures in the split {split!r}; `sightline check` says more")
@@ -261,7 +261,7 @@ def refuse_nothing_to_tell(data: Path, rows: Rows, splits: tuple[str, ...]) -> N
         raise UserError(f"{data}: all training pictures are of one class, {name!r}; there is nothing to tell")
 
 
-def refuse_absent(rows: Rows) -> None:
+def check_files_exist(rows: Rows) -> None:
     """Pictures that training or testing would miss only when they are needed; nobody could go on with such a run, since
     data that are restored are other data."""
     stamps = file_stamps(rows.root, rows.images)
@@ -274,9 +274,9 @@ def refuse_absent(rows: Rows) -> None:
         )
 
 
-def refuse_hopeless(config: Train, rows: Rows) -> None:
+def validate_config(config: Train, rows: Rows) -> None:
     """Settings that cannot work, said before anything is begun."""
-    refuse_nothing_to_tell(config.data, rows, ("train", "val"))
+    check_splits(config.data, rows, ("train", "val"))
     chosen_on_val = config.selects is not None and not (isinstance(config, Dfr) and config.kind == "train")
     complaints = [
         (config.batch < 1, f"--batch {config.batch}: must be at least 1"),

@@ -77,7 +77,7 @@ def begin(config: Train, rows: Rows) -> Run:
     fresh = is_fresh(folder)
     if config.resume and not fresh and (folder / "run.json").is_file():
         run = read_run(folder)
-        refuse_other(run, config, print_of_data)
+        check_other(run, config, print_of_data)
         remove_leftovers(folder)
         note_versions(run)
         return run
@@ -118,7 +118,7 @@ def note_versions(run: Run) -> None:
         run.note(resumed_with=[*later, versions()])
 
 
-def refuse_other(run: Run, config: Train, print_of_data: str) -> None:
+def check_other(run: Run, config: Train, print_of_data: str) -> None:
     """Going on means: the same question, to the same data."""
     if run.facts["data"]["fingerprint"] != print_of_data:
         raise UserError(

@@ -81,7 +81,7 @@ def find_leak(
     visible = sight.visible(images.shape[-2:])
     generator = torch.Generator().manual_seed(seed)
     before = outputs(call, images)
-    refuse_what_shows_nothing(module, call, images, visible, before, generator)
+    check_what_shows_nothing(module, call, images, visible, before, generator)
 
     first, trials, count, largest = None, 0, 0, 0.0
     for kind, redrawn in redraws(images, ~visible, draws, generator):
@@ -110,7 +110,7 @@ def find_leak(
     )
 
 
-def refuse_what_shows_nothing(module, call, images: Tensor, visible: Tensor, before: list[Tensor], generator) -> None:
+def check_what_shows_nothing(module, call, images: Tensor, visible: Tensor, before: list[Tensor], generator) -> None:
     """An all-clear must mean something."""
     name = type(module).__name__
     if bool(visible.all()):

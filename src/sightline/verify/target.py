@@ -49,15 +49,17 @@ def subject_of(command: Verify) -> Subject:
     device, dtype = on_device(command.device), getattr(torch, command.dtype)
     path, colon, function = command.model.rpartition(":")
     if (Path(command.model) / "run.json").is_file():
-        refuse(command, ("where", "sight", "share", *BACKBONE_FLAGS, *OWN_FLAGS), "a run looks as it was trained to")
+        check_value(
+            command, ("where", "sight", "share", *BACKBONE_FLAGS, *OWN_FLAGS), "a run looks as it was trained to"
+        )
         subject = run_subject(command)
     elif colon and not Path(command.model).exists() and not command.model.startswith("random:"):
-        refuse(command, BACKBONE_FLAGS, "that is for backbones")
+        check_value(command, BACKBONE_FLAGS, "that is for backbones")
         subject = own_subject(command, path, function)
     elif command.model.endswith(".py"):
         raise UserError(f"{command.model}: say which function returns the module, such as {command.model}:build")
     else:
-        refuse(command, OWN_FLAGS, "that is for modules of your own")
+        check_value(command, OWN_FLAGS, "that is for modules of your own")
         subject = backbone_subject(command)
     subject.module.to(device, dtype).eval()
     sight = subject.sight.to(device) if subject.sight is not None else None
@@ -65,7 +67,7 @@ def subject_of(command: Verify) -> Subject:
     return with_call(subject, command) if subject.call else subject
 
 
-def refuse(command: Verify, flags: tuple[str, ...], why: str) -> None:
+def check_value(command: Verify, flags: tuple[str, ...], why: str) -> None:
     for flag in flags:
         if getattr(command, flag) != getattr(DEFAULTS, flag):
             raise UserError(f"--{flag.replace('_', '-')} does not go with {command.model}: {why}")
@@ -102,7 +104,7 @@ def run_subject(command: Verify) -> Subject:
     images, masks = pictures(command, sized(command, model.expects, patch))
     name = Path(command.model).name
     if not method.needs_masks:
-        refuse(command, ("masks",), "a run looks as it was trained to")
+        check_value(command, ("masks",), "a run looks as it was trained to")
         return Subject(name, method, images, None, "the method it was trained with")
     if masks is None:
         raise UserError(f"{command.model}: is told where to look; give a mask for each picture: --masks FOLDER")

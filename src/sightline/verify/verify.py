@@ -205,7 +205,7 @@ class Proof:
 
     def certificate(self, images: Tensor) -> Certificate:
         tried = list(self.tried.values())
-        verdict, sentence = self.conclude(tried)
+        verdict, sentence = self.final_evaluation(tried)
         return Certificate(
             verdict=verdict,
             sentence=sentence,
@@ -219,7 +219,7 @@ class Proof:
             model=fingerprint(self.method),
         )
 
-    def conclude(self, tried: list[Tried]) -> tuple[Literal["blind", "leaks", "refused"], str]:
+    def final_evaluation(self, tried: list[Tried]) -> tuple[Literal["blind", "leaks", "refused"], str]:
         trials, count = sum(t.trials for t in tried), sum(t.changed for t in tried)
         what = f"{trials:,} redraws of hidden pixels on {self.images} image{'s' * (self.images != 1)}"
         refusals = list(dict.fromkeys(self.refusals))

@@ -48,7 +48,7 @@ class Visible:
         return full.scatter(1, self.index[..., None].expand_as(x), x)
 
 
-def refuse_half_precision(*tensors: Tensor) -> None:
+def check_half_precision(*tensors: Tensor) -> None:
     device = tensors[0].device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     if torch.float16 in {autocast, *(t.dtype for t in tensors)}:

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .masking import Visible, blank, refuse_half_precision, scores_of
+from .masking import Visible, blank, check_half_precision, scores_of
 from .positions import Positions, Rotary, resize_learned, rotary_table, rotate, with_unrotated_prefix
 
 Hide = Literal["removal", "mask", "weighted"]
@@ -212,7 +212,7 @@ class ViT(nn.Module):
                     f"{name} must be [B, rows, columns] = {[len(images), *shape]}, not {list(given.shape)}"
                 )
             if given.is_floating_point():
-                refuse_half_precision(given, self.cls_token, images)
+                check_half_precision(given, self.cls_token, images)
             elif given.dtype != torch.bool:
                 raise ValueError(f"{name} must be boolean (exact hiding) or float (weighted), not {given.dtype}")
         if keep is None:

@@ -16,7 +16,7 @@ from ..data.cache import fingerprint
 from ..data.images import Canvas
 from ..data.rows import Rows
 from ..errors import UserError
-from ..metrics.inference import answering_batches, over_batches
+from ..metrics.inference import inference_batches, map_batches
 from ..training.checkpoint import load_tensors, save_tensors
 from ..vit.model import Input, ViT
 from ..vit.weights import weights_sha256
@@ -71,9 +71,9 @@ def kept_features(
         return load_tensors(path)[0]["features"].numpy()
     for module in modules:
         module.to(accelerator.device).eval()
-    batches = answering_batches(rows, indices, expects, accelerator, batch=batch, workers=workers, cache=decoded)
+    batches = inference_batches(rows, indices, expects, accelerator, batch=batch, workers=workers, cache=decoded)
     try:
-        features = over_batches(lambda images, _: embed(images), batches, accelerator)
+        features = map_batches(lambda images, _: embed(images), batches, accelerator)
     finally:
         batches.close()
     if accelerator.is_main_process:

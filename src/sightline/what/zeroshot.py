@@ -142,7 +142,7 @@ class Clip:
 
 def open_clip(name: str) -> Clip:
     """From a folder, the Hugging Face hub, or by a name of ours for what is there."""
-    refuse_no_clip(name)
+    check_no_clip(name)
     try:
         import transformers
     except ImportError:
@@ -169,7 +169,7 @@ def open_clip(name: str) -> Clip:
     return Clip(vit, float(model.logit_scale.detach().exp()), model, tokenizer)
 
 
-def refuse_no_clip(name: str) -> None:
+def check_no_clip(name: str) -> None:
     """At once, without asking the hub, which may take long to say no."""
     clips = [known for known in KNOWN.values() if known.config.pre_norm]
     ours = [clip for clip in clips if not str(clip.repository).startswith("timm/")]  # which has no text towers

@@ -18,14 +18,14 @@ from .parts import Parts, foreground, hard_keep, surviving
 
 
 @dataclass(frozen=True)
-class Claims:
+class PartAssignment:
     """To which part each patch would go: so little that it can be kept for every picture."""
 
     scores: Tensor  # [B, K+1, H, W]: they decide
     distances: Tensor  # [B, H, W]: to the prototype of the part that claims the patch, as if there were no background
 
     @classmethod
-    def of(cls, parts: Parts, scores: Tensor) -> Claims:
+    def of(cls, parts: Parts, scores: Tensor) -> PartAssignment:
         claimant = scores[:, :-1].argmax(dim=1, keepdim=True)
         return cls(scores, (-parts.logits).gather(1, claimant)[:, 0].clamp_min(0).sqrt())
 
@@ -48,42 +48,42 @@ class Correction:
     force: tuple[int, ...] = ()
     farthest: tuple[float, ...] | None = None  # distance from each part's prototype; beyond NaN there is nothing
 
-    def keep_parts(self, claims: Claims) -> Tensor:
+    def keep_parts(self, claims: PartAssignment) -> Tensor:
         """bool [B, K], as in training."""
         kept = claims.scores.new_ones(len(claims.scores), claims.scores.shape[1] - 1, dtype=torch.bool)
         kept[:, list(self.drop)] = False
         return kept
 
-    def forced(self, claims: Claims) -> Tensor:
+    def forced(self, claims: PartAssignment) -> Tensor:
         """bool [B, H, W]"""
         return _among(claims.part, self.force)
 
-    def removed(self, claims: Claims) -> Tensor:
+    def removed(self, claims: PartAssignment) -> Tensor:
         """bool [B, H, W]: what would be of a part, and becomes background."""
         gone = self.dropped(claims) | self.too_far(claims)
         return gone & (hard_keep(claims.scores) | self.forced(claims))
 
-    def dropped(self, claims: Claims) -> Tensor:
+    def dropped(self, claims: PartAssignment) -> Tensor:
         """bool [B, H, W]"""
         return _among(claims.part, self.drop)
 
-    def too_far(self, claims: Claims) -> Tensor:
+    def too_far(self, claims: PartAssignment) -> Tensor:
         """bool [B, H, W]"""
         if self.farthest is None:
             return torch.zeros_like(claims.distances, dtype=torch.bool)
         return claims.distances > claims.distances.new_tensor(self.farthest, dtype=torch.float64)[claims.part]
 
-    def keep(self, claims: Claims) -> Tensor:
+    def keep(self, claims: PartAssignment) -> Tensor:
         """bool [B, H, W]: the patches that may be seen."""
         kept = hard_keep(claims.scores, self.keep_parts(claims))
         return (kept | self.forced(claims)) & ~self.removed(claims)
 
-    def foreground(self, claims: Claims) -> Tensor:
+    def foreground(self, claims: PartAssignment) -> Tensor:
         """[B, H, W] in [0, 1]: the share of what may be seen."""
         share = foreground(claims.scores, self.keep_parts(claims))
         return share.masked_fill(self.forced(claims), 1.0).masked_fill(self.removed(claims), 0.0)
 
-    def shares(self, claims: Claims) -> Tensor:
+    def shares(self, claims: PartAssignment) -> Tensor:
         """[B, K+1, H, W]: the part maps; what is taken from the parts is given to the background."""
         if self == Correction():
             return claims.shares

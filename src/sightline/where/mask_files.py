@@ -47,7 +47,7 @@ def write_masks(
     """
     assert isinstance(where, nn.Module), "what looks is a module, whose weights and repr say what it is"
     canvas = Canvas.of(expects)
-    refuse_odd_patches(where, canvas)
+    check_odd_patches(where, canvas)
     home = Path(folder).resolve() / look_print(where, canvas, accelerator.device)
     first = {image: i for i, image in reversed(list(enumerate(rows.images)))}
     stamps = dict(zip(first, file_stamps(rows.root, first), strict=True))
@@ -75,7 +75,7 @@ def write_masks(
     return replace(rows, masks=[paths[image] for image in rows.images], notes=(*rows.notes, note))
 
 
-def refuse_odd_patches(where: nn.Module, canvas: Canvas) -> None:
+def check_odd_patches(where: nn.Module, canvas: Canvas) -> None:
     """The pictures are brought to the size of the model that masks are for; what looks may have other patches."""
     vit, (h, w) = getattr(where, "vit", None), canvas.size
     if not isinstance(vit, ViT):
