@@ -10,7 +10,7 @@ demo: $(STAMP)     ## the proof on the embedded images
 
 test: $(STAMP)     ## every test, the long ones too; without a browser its tests are skipped
 	-@$(MAKE) --no-print-directory browser
-	$(BIN)/python -m pytest -n auto --dist loadgroup -q
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -q
 
 # Debian's package as root; elsewhere, and where that package is only a pointer to a snap (Ubuntu), Playwright's download.
 browser: $(STAMP)  ## Chromium for the tests of the app and of the report; nothing to do where there is one
@@ -30,7 +30,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 speed: $(STAMP)    ## what hiding costs and saves, as ratios
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/speed.py masking
 
 docs: $(STAMP)     ## the pages, in site/; figures are taken from benchmarks/results
 	$(BIN)/python docs/ledger.py
@@ -44,8 +44,8 @@ runs/toy-60k/rows.csv: | $(STAMP)
 	$(BIN)/sightline toy runs/toy-60k --train 60000 --val 2048 --test 2048 --size 112 --correlation 0.5 --seed 1 --workers $(CORES)
 
 backbone: $(STAMP) runs/toy-60k/rows.csv
-	$(BIN)/sightline pretrain runs/toy-60k --size nano --out runs/sightline-nano --epochs 18 --warmup 2 --prototypes 4096 \
-	    --head-width 1024 --large 64 --small 32 --precision bf16 --compile --workers $(CORES) --resume
+	$(BIN)/sightline pretrain runs/toy-60k --arch nano --out runs/sightline-nano --epochs 18 --warmup 2 --prototypes 4096 \
+	    --head-width 1024 --global-size 64 --local-size 32 --precision bf16 --compile --workers $(CORES) --resume
 
 # The constraints hold torch at one build; without them pip may fetch gigabytes of CUDA packages.
 $(STAMP): pyproject.toml constraints.txt

@@ -23,7 +23,7 @@ from study import Context
 def attention(context: Context, row: Row) -> None:
     """Image by image: mass, hit and entropy of every block, of every aggregate of the heads of the last block, and the
     attention to registers; with --neighbours also whether the k-NN prediction is correct."""
-    from sightline.explain.localize_backbones import subject, truth_in
+    from sightline.explain.localize_backbones import backbone_setup, truth_in
     from sightline.metrics.inference import inference_batches
     from sightline.training.distributed import make_accelerator
 
@@ -35,10 +35,10 @@ def attention(context: Context, row: Row) -> None:
     accelerator = make_accelerator(context.device)
     vit.to(accelerator.device).eval()
     heads = ["mean", "entropy", "lowest", "max", *map(str, range(vit.config.heads))]
-    asked = [subject(row.name, vit, "all", ["mean"]), subject(row.name, vit, [-1], heads[1:])]
+    asked = [backbone_setup(row.name, vit, "all", ["mean"]), backbone_setup(row.name, vit, [-1], heads[1:])]
     expects = vit.config.input
     for split in ("val", "test"):
-        chosen, found = rows.where(split), []
+        chosen, found = rows.split_indices(split), []
         batches = inference_batches(
             rows, chosen, expects, accelerator, batch=128, workers=context.workers,
             cache=context.cache, masks=True,
@@ -72,10 +72,10 @@ def opened_backbone(file: str) -> Any:
 
 def knn_correct(context: Context, vit: Any, rows: Rows, accelerator: Any, bank: int = 10_000) -> np.ndarray:
     """Of every test image, whether its nearest training images predict its class."""
-    from sightline.methods.dino import nearest_neighbours
+    from sightline.methods.dino import knn_correct
     from sightline.what.features import cls_features
 
-    at = {"train": rows.where("train")[:bank], "test": rows.where("test")}
+    at = {"train": rows.split_indices("train")[:bank], "test": rows.split_indices("test")}
     features = {
         split: F.normalize(torch.from_numpy(cls_features(
             vit, rows, some, vit.config.input, accelerator, context.cache, batch=BATCH, workers=context.workers
@@ -83,19 +83,19 @@ def knn_correct(context: Context, vit: Any, rows: Rows, accelerator: Any, bank: 
         for split, some in at.items()
     }  # fmt: skip
     labels = {split: torch.from_numpy(rows.labels[some]) for split, some in at.items()}
-    return nearest_neighbours(features["test"], labels["test"], features["train"], labels["train"]).float().numpy()
+    return knn_correct(features["test"], labels["test"], features["train"], labels["train"]).float().numpy()
 
 
 def distances(context: Context, row: Row) -> None:
     """Of the bird from the centre, in shares of width and height (A², appendix on centre bias)."""
-    from sightline.data.images import read_mask_file
+    from sightline.data.images import read_row_mask
 
     rows = read_rows(context.data_of(row))
-    at, values = rows.where("test"), []
+    at, values = rows.split_indices("test"), []
     for i in at:
         with Image.open(rows.image_path(int(i))) as image:
             size = image.size
-        outline = read_mask_file(rows, int(i)) if rows.boxes is None else None
+        outline = read_row_mask(rows, int(i)) if rows.boxes is None else None
         box = rows.boxes[i][0] if rows.boxes is not None else outline.getbbox() if outline else None
         if box is None:
             raise UserError(

@@ -13,10 +13,16 @@ TEXTS: dict[str, tuple[str, str]] = {
         "by construction; late and soft masking must fail the same test",
     ),
     "F2": ("Early masking beats late masking, both with true masks.", "worst group 97.2 against 84.0"),
-    "F3": ("iFAM beats PDiscoFormer with as many parts.", "worst group 96.4 against 87.4 (K=4), 97.0 against 84.3 (K=8)"),
+    "F3": (
+        "iFAM beats PDiscoFormer with as many parts.",
+        "worst group 96.4 against 87.4 (K=4), 97.0 against 84.3 (K=8)",
+    ),
     "F4": ("iFAM beats the fine-tuned backbone and the frozen probe.", "worst group 97.0 (K=8) against 95.8 and 88.5"),
     "F5": ("iFAM comes within 1 point of early masking with true masks.", "worst group 97.0 (K=8) against 97.2"),
-    "F6": ("iFAM beats early masking with an external saliency detector.", "worst group 97.0 (K=8) against 95.2 (FOUND)"),
+    "F6": (
+        "iFAM beats early masking with an external saliency detector.",
+        "worst group 97.0 (K=8) against 95.2 (FOUND)",
+    ),
     "F7": (
         "What stage 2 learns refines stage 1 through the straight-through mask: better answers, better masks.",
         "claimed without a figure; the released code passes no gradient",

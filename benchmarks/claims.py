@@ -72,7 +72,7 @@ def show(decided: Sequence[tuple[Claim, str, list[Finding]]], rule: str) -> None
         table.add_row("", f"[dim]paper: {escape(claim.paper)}[/]")
         for one in findings:
             estimates = [e for e in (one.figures or {}).values() if isinstance(e, Estimate)]
-            figures = ", ".join(f"{e.figure} {e.interval}" for e in estimates)
+            figures = ", ".join(f"{e.value_text} {e.interval}" for e in estimates)
             seeds = ", ".join(map(str, (one.seeds or {}).values()))
             name = f"  {'' if one.decides else '(beside) '}{escape(one.test)}"
             difference, note = escape(str(one.difference or "")), f"[dim]{escape(one.note)}[/]"

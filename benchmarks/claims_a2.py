@@ -363,7 +363,7 @@ def all_claims(evidence: Evidence) -> list[Claim]:
 
 
 def same_backbone_as_ifam(evidence: Evidence, kind: str) -> str | None:
-    """The name here of the backbone that the iFAM runs started from; None where the test says itself what is missing."""
+    """The name here of the backbone that the iFAM runs started from; None where none is the same."""
     try:
         file = backbone_file(evidence, kind, "iFAM")
         return next(

@@ -66,8 +66,8 @@ def gains_as_much(
         new, old = gains.values()
         return Measured(gains, apart(new, old, new.n + old.n, "from the intervals of both gains"), seeds)
 
-    words = f"{kind}, {part}, gain of {ours} over {theirs}: classes not learnt from − learnt from > {100 * margin:+g} points"
-    return Test(words, find, margin, decides, ((kind, ours), (kind, theirs)))
+    said = f"{kind}, {part}, gain of {ours} over {theirs}: classes not learnt from − learnt from"
+    return Test(f"{said} > {100 * margin:+g} points", find, margin, decides, ((kind, ours), (kind, theirs)))
 
 
 def reaches(kind: str, row: str, least: float, *, decides: bool = True) -> Test:

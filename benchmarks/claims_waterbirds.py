@@ -16,7 +16,7 @@ from rows.waterbirds import CONTROLS, OTHER_FILLS, ROWS, SELECTED_BY_A_NET, TRUE
 from sightline.config import Shape
 from sightline.errors import UserError
 from sightline.metrics.estimates import Estimate
-from sightline.metrics.groups import across_seeds
+from sightline.metrics.groups import evaluate_seeds
 from sightline.metrics.predictions import Predictions
 from verdicts import FAILS, HOLDS, RULE, UNDECIDED, Claim, ClaimsOfStudy, Measured, Test
 
@@ -51,7 +51,7 @@ def tells_label(row: str, *, decides: bool = True) -> Test:
 
     def find(evidence: Evidence) -> Measured:
         predictions = shape_predictions(evidence, row)
-        metrics = across_seeds(predictions)
+        metrics = evaluate_seeds(predictions)
         found, chance = metrics.balanced, 1 / len(metrics.classes)
         how = f"{found.how}; chance is {100 * chance:.1f} %"
         over = Estimate(found.value - chance, found.low - chance, found.high - chance, found.n, how, difference=True)
@@ -135,12 +135,12 @@ def shape_predictions(evidence: Evidence, row: str) -> list[Predictions]:
     return found
 
 
-def label_from_shape(evidence: Evidence, kind: str, ours: str, theirs: str) -> tuple[dict[str, Any], Estimate]:  # noqa: ARG001 (as all MEASURES)
+def fit_shape_probe(evidence: Evidence, kind: str, ours: str, theirs: str) -> tuple[dict[str, Any], Estimate]:  # noqa: ARG001 (as all MEASURES)
     sides = {row: shape_predictions(evidence, row) for row in (ours, theirs)}
-    return {row: across_seeds(block).balanced for row, block in sides.items()}, balanced_gain(*sides.values())
+    return {row: evaluate_seeds(block).balanced for row, block in sides.items()}, balanced_gain(*sides.values())
 
 
-MEASURES = {"worst group": worst_group, "grid IoU": grid_iou, "label from shape": label_from_shape}
+MEASURES = {"worst group": worst_group, "grid IoU": grid_iou, "label from shape": fit_shape_probe}
 
 
 def certificates(evidence: Evidence, rows: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -45,10 +45,10 @@ from evidence import (
 )
 from rows import Row, folders_of
 from sightline.explain.perturbation import Curve
-from sightline.explain.stress_results import Stressed
+from sightline.explain.stress_results import StressResults
 from sightline.metrics.comparison import compare, verdict
 from sightline.metrics.estimates import Estimate
-from sightline.metrics.groups import across_seeds, evaluate
+from sightline.metrics.groups import evaluate, evaluate_seeds
 from sightline.metrics.predictions import Predictions
 from tables import result_of
 
@@ -169,7 +169,7 @@ def relevance_results(runs: Path) -> dict[str, Any]:
 def curves_of(folders: Sequence[Path]) -> dict[str, Any]:
     """By direction and map: accuracy with 10, 20, …, 90 % of the pixels black, and the area below; means over seeds."""
     files = [folder / "stress" / "test.json" for folder in folders]
-    known = [Stressed.from_dict(read_json(file)) for file in files if file.exists()]
+    known = [StressResults.from_dict(read_json(file)) for file in files if file.exists()]
     by_name: dict[str, list[Curve]] = {}
     for curve in (curve for one in known for curve in one.curves):
         by_name.setdefault(f"{curve.direction} {curve.map}", []).append(curve)
@@ -226,7 +226,7 @@ def summary_of_row(evidence: Evidence, kind: str, row: str) -> dict[str, Estimat
         if images:
             found[f"accuracy{f', {part}' * (part != 'all')}"] = mean_of_block(block_of(values, images))
     if kind == "birds":
-        found["worst group"] = across_seeds(predictions_of(list(runs.values()), "test")).worst_group
+        found["worst group"] = evaluate_seeds(predictions_of(list(runs.values()), "test")).worst_group
     for name in (*OF_MAPS, *(OF_FEATURES if kind != "imagenet" else ())):
         try:
             values = measured_values(evidence, kind, runs, name)

@@ -29,9 +29,9 @@ from evidence import (
 )
 from sightline.compare import compare
 from sightline.metrics.estimates import Estimate
-from sightline.metrics.groups import RESAMPLES, Cells, across_seeds
-from sightline.metrics.intervals import TAIL, average, least_gain, over_runs, resample
-from sightline.metrics.predictions import Predictions, aligned
+from sightline.metrics.groups import RESAMPLES, Cells, evaluate_seeds
+from sightline.metrics.intervals import TAIL, gain_lower_bound, mean_estimate, mean_over_runs, resample
+from sightline.metrics.predictions import Predictions, align_runs
 
 Figures = dict[str, Any]
 ACCURACY, WORST = "accuracy", "worst group"
@@ -51,7 +51,9 @@ def images_in_common(sides: Sequence[Mapping[int, Mapping[str, float]]]) -> list
     return sorted(set.intersection(*(set(seed) for side in sides for seed in side.values())))
 
 
-def worst_group_gain(ours: tuple[str, list[Predictions]], theirs: tuple[str, list[Predictions]]) -> tuple[Figures, Estimate]:
+def worst_group_gain(
+    ours: tuple[str, list[Predictions]], theirs: tuple[str, list[Predictions]]
+) -> tuple[Figures, Estimate]:
     reference, entry = compare(dict([theirs, ours])).entries
     assert entry.worst_gain is not None, "there is always a worst group"
     return {ours[0]: entry.worst, theirs[0]: reference.worst}, entry.worst_gain
@@ -85,10 +87,10 @@ def grid_iou(evidence: Evidence, kind: str, ours: str, theirs: str) -> tuple[Fig
 
 def balanced_gain(ours: Sequence[Predictions], theirs: Sequence[Predictions]) -> Estimate:
     """Of class-balanced accuracy."""
-    runs = aligned([(f"run {number}", run) for number, run in enumerate([*ours, *theirs], 1)])
+    runs = align_runs([(f"run {number}", run) for number, run in enumerate([*ours, *theirs], 1)])
     blocks, cells = (runs[: len(ours)], runs[len(ours) :]), Cells.of(runs[0])
     correct = [np.stack([run.correct for run in block], axis=1) for block in blocks]
-    return gain(correct, cells.of_image, cells.parts(cells.labels, runs[0].classes).shares.mean(axis=0))
+    return gain(correct, cells.of_image, cells.subsets(cells.labels, runs[0].classes).weights.mean(axis=0))
 
 
 # ---- relevance -------------------------------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ def mean_of_block(values: np.ndarray) -> Estimate:
     """Of a block [n, S]."""
     (sample,) = resample([values], one_cell(len(values)), RESAMPLES, 0)
     how = "bootstrap over images" + (" and over seeds" if values.shape[1] > 1 else "")
-    return average(*sample.averages(ONE_CELL), sample.runs, len(values), how)
+    return mean_estimate(*sample.weighted_mean(ONE_CELL), sample.runs, len(values), how)
 
 
 def versus(
@@ -330,16 +332,18 @@ def contrast_of_terms(evidence: Evidence, kind: str, terms: Sequence[Term], meas
     scale, value, draws = 2.0 if measure == "gap" else 1.0, 0.0, np.zeros(RESAMPLES)
     figures = {}
     for term, sample in zip(terms, samples, strict=True):
-        observed, drawn = sample.parts(np.eye(len(names)))
+        observed, drawn = sample.subset_accuracies(np.eye(len(names)))
         observed, drawn = scale * (observed.min(axis=1) - (scale - 1) / 2), scale * drawn.min(axis=2) - (scale - 1)
-        together = over_runs(drawn, runs[term.row])
+        together = mean_over_runs(drawn, runs[term.row])
         how = "bootstrap over images"
         figures[term.words] = drawn_estimate(observed.mean(), together, len(same), how, difference=False)
         value, draws = value + term.weight * observed.mean(), draws + term.weight * together
     how = "paired bootstrap over images" + " and runs" * (max(block.shape[1] for block in blocks) > 1)
     if measure == WORST and [term.weight for term in terms] == [1, -1]:
-        ours, theirs = ((s.parts(np.eye(len(names)))[1], runs[t.row]) for s, t in zip(samples, terms, strict=True))
-        low, high = float(least_gain(*ours, *theirs)), -float(least_gain(*theirs, *ours))
+        ours, theirs = (
+            (s.subset_accuracies(np.eye(len(names)))[1], runs[t.row]) for s, t in zip(samples, terms, strict=True)
+        )
+        low, high = float(gain_lower_bound(*ours, *theirs)), -float(gain_lower_bound(*theirs, *ours))
         return figures, Estimate(float(value), low, high, len(same), how, difference=True)
     how += ", of minima, so biased" * (measure == WORST)
     return figures, drawn_estimate(value, draws, len(same), how)
@@ -392,7 +396,7 @@ def drawn_sum(
         mine = [(weight, blocks[row, part]) for weight, row, of in terms if of == part]
         if not mine:
             continue
-        every = aligned([(f"run {k}", run) for k, run in enumerate((run for _, some in mine for run in some), 1)])
+        every = align_runs([(f"run {k}", run) for k, run in enumerate((run for _, some in mine for run in some), 1)])
         runs = iter(every)
         correct = [np.stack([next(runs).correct for _ in some], axis=1) for _, some in mine]
         labels = every[0].labels if every[0].groups is None else every[0].groups
@@ -400,21 +404,21 @@ def drawn_sum(
         summed, drawn_again = 0.0, np.zeros(RESAMPLES)
         for (weight, _), sample in zip(mine, resample(correct, cells, RESAMPLES, seed + 1 + i), strict=True):
             if measure == WORST:
-                observed, drawn = sample.parts(np.eye(len(sizes)))
+                observed, drawn = sample.subset_accuracies(np.eye(len(sizes)))
                 observed, drawn = observed.min(axis=1), drawn.min(axis=2)
             else:
                 shares = sizes / sizes.sum() if measure == ACCURACY else np.full(len(sizes), 1 / len(sizes))
-                observed, drawn = sample.averages(shares)
+                observed, drawn = sample.weighted_mean(shares)
             summed, drawn_again = (
                 summed + weight * observed.mean(),
-                drawn_again + weight * over_runs(drawn, sample.runs),
+                drawn_again + weight * mean_over_runs(drawn, sample.runs),
             )
         value, draws = value + float(summed), draws + drawn_again
     return value, draws
 
 
 def figure_of(runs: Sequence[Predictions], measure: str) -> Estimate:
-    metrics = across_seeds(runs)
+    metrics = evaluate_seeds(runs)
     if measure == ACCURACY:
         return metrics.accuracy
     worst = metrics.worst_group or metrics.worst_class

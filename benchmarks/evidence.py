@@ -16,7 +16,7 @@ import numpy as np
 from rows import folder_of, folders_of
 from sightline.metrics.estimates import Estimate
 from sightline.metrics.groups import RESAMPLES
-from sightline.metrics.intervals import TAIL, over_runs, resample
+from sightline.metrics.intervals import TAIL, mean_over_runs, resample
 from sightline.metrics.predictions import Predictions
 
 Z = 1.959964
@@ -205,8 +205,8 @@ def gain(blocks: Sequence[np.ndarray], cells: np.ndarray, weights: np.ndarray, *
     """Of a weighted mean over cells of images, between two blocks of runs [n, S]. As in `sightline compare`, images are
     drawn once for both, and runs of each by itself; with `by_seed` runs are drawn once for both, too."""
     samples = resample(blocks, cells, RESAMPLES, seed=0)
-    (one, drawn), (other, other_drawn) = (sample.averages(weights) for sample in samples)
-    draws = over_runs(drawn, samples[0].runs) - over_runs(other_drawn, samples[0 if by_seed else 1].runs)
+    (one, drawn), (other, other_drawn) = (sample.weighted_mean(weights) for sample in samples)
+    draws = mean_over_runs(drawn, samples[0].runs) - mean_over_runs(other_drawn, samples[0 if by_seed else 1].runs)
     several = sum(block.shape[1] for block in blocks) > 2
     how = "paired bootstrap over images" + (f" and over {'pairs of ' * by_seed}seeds" if several else "")
     return drawn_estimate(one.mean() - other.mean(), draws, len(cells), how)

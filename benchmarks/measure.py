@@ -72,8 +72,9 @@ def _asked(context: Context, split: str) -> dict[str, Any]:
 def stress(context: Context, folder: Path, tests: tuple[str, ...]) -> None:
     from sightline.explain.stress import stress
 
-    asked: Any = {"tests": tests, "maps": ("gae",), "limit": context.limit, "subsets": context.subsets}
-    asked |= {"steps": STEPS, "batch": BATCH, "workers": context.workers, "device": context.device, "pictures": False}
+    asked: Any = {"tests": tests, "maps": ("gae",), "limit": context.limit, "figures": False}
+    asked |= {"subset_images": context.subsets, "subset_steps": STEPS}
+    asked |= {"batch": BATCH, "workers": context.workers, "device": context.device}
     stress(commands.Stress(folder, cache=context.cache, **asked))
 
 
@@ -86,17 +87,17 @@ def interventions(context: Context, row: Row) -> None:
 def displaced(context: Context, folder: Path) -> None:
     """Predictions of the same birds on the same scenes, away from the centre and in it."""
     from sightline.data.cache import Cache
-    from sightline.data.images import Canvas
+    from sightline.data.images import Preprocess
     from sightline.data.rows import read_rows
-    from sightline.load import opened, match_classes
-    from sightline.metrics.inference import answer
+    from sightline.load import match_classes, open_model
+    from sightline.metrics.inference import predict_rows
 
     data = context.data["displaced"]
-    accelerator, model = opened(folder, context.device)
+    accelerator, model = open_model(folder, context.device)
     rows = match_classes(model, read_rows(data), data)
-    at = rows.where("test")
-    cache = Cache.open(rows, Canvas.of(model.expects), context.cache, at, workers=max(1, context.workers))
-    found = answer(model.method, rows, at, model.expects, accelerator, batch=BATCH, cache=cache)
+    at = rows.split_indices("test")
+    cache = Cache.open(rows, Preprocess.of(model.expects), context.cache, at, workers=max(1, context.workers))
+    found = predict_rows(model.method, rows, at, model.expects, accelerator, batch=BATCH, cache=cache)
     found.save_csv(folder / "predictions" / "displaced.csv")
 
 
@@ -107,15 +108,15 @@ def save_certificate(context: Context, folder: Path) -> None:
 @torch.no_grad()
 def certify(folder: Path, split: str, *, images: int = 32, device: str = "auto") -> Any:
     """The certificate of blindness on images of the run's own data, evenly spread over the split."""
-    from sightline.load import evaluation_data, opened
-    from sightline.metrics.inference import inference_batches, needs_masks, shown, sight_for
+    from sightline.load import evaluation_data, open_model
+    from sightline.metrics.inference import inference_batches, sight_for
     from sightline.verify.verify import verify
 
-    accelerator, model = opened(folder, device)
-    rows = shown(model.method, evaluation_data(commands.Evaluate(folder), model.run).rows)
-    there = rows.where(split)
+    accelerator, model = open_model(folder, device)
+    rows = model.method.with_masks(evaluation_data(commands.Evaluate(folder), model.run).rows)
+    there = rows.split_indices(split)
     chosen = there[np.linspace(0, len(there) - 1, min(images, len(there))).astype(int)]
-    given = needs_masks(model.method)
+    given = model.method.needs_masks
     batches = inference_batches(rows, chosen, model.expects, accelerator, batch=len(chosen), workers=0, masks=given)
     try:
         batch = next(iter(batches.epoch(0))).to(accelerator.device)
@@ -129,12 +130,14 @@ def certify(folder: Path, split: str, *, images: int = 32, device: str = "auto")
 
 def cost_of(folder: Path, device: str) -> dict[str, Any]:
     """Of a prediction, on some test images, at the share of patches that it really sees."""
-    from sightline.load import evaluation_data, opened
-    from sightline.metrics.cost import cost_on
+    from sightline.load import evaluation_data, open_model
+    from sightline.metrics.cost import measure_cost_on_rows
 
-    accelerator, model = opened(folder, device)
+    accelerator, model = open_model(folder, device)
     rows = evaluation_data(commands.Evaluate(folder), model.run).rows
-    return asdict(cost_on(model.method, rows, rows.where("test"), model.expects, accelerator.device))
+    return asdict(
+        measure_cost_on_rows(model.method, rows, rows.split_indices("test"), model.expects, accelerator.device)
+    )
 
 
 def write_columns(folder: Path, images: Sequence[str], columns: dict[str, np.ndarray], split: str = "test") -> None:

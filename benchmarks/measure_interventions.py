@@ -31,10 +31,10 @@ from sightline.data.rows import Rows, attribute_of
 from sightline.datasets.birds import read_birds
 from sightline.explain.localize import localize
 from sightline.interventions.apply import QUANTILES as SEARCHED
-from sightline.interventions.apply import CachedLook, calibrate, intervened
-from sightline.interventions.file import Intervention, DistanceSketch
+from sightline.interventions.apply import CachedLook, apply_intervention, calibrate
+from sightline.interventions.file import DistanceSketch, Intervention
 from sightline.interventions.search import Search, search
-from sightline.load import Model, evaluation_data, opened
+from sightline.load import Model, evaluation_data, open_model
 from sightline.methods.base import PartMethod, part_method
 from sightline.metrics.inference import inference_batches
 from sightline.metrics.predictions import Predictions
@@ -53,7 +53,7 @@ def measure_interventions(context: Context, row: Row) -> None:
     """All that is missing."""
     folder = context.folder(row)
     noise = context.noise if row.name in NOISE_ROWS and not row.seed and row.set in WITH_OBJECTS else 0
-    accelerator, model = opened(folder, context.device)
+    accelerator, model = open_model(folder, context.device)
     rows = evaluation_data(Evaluate(folder), model.run).rows
     run = MeasuredRun(context, row.set, noise, model, part_method(model.method, folder.name), rows, accelerator)
     if not (folder / FOUND).exists():
@@ -102,7 +102,7 @@ class MeasuredRun:
 
     @cached_property
     def sketch(self) -> DistanceSketch:
-        with self.batches(self.rows.where("train")) as batches:
+        with self.batches(self.rows.split_indices("train")) as batches:
             return calibrate(self.method, batches, self.accelerator)
 
     # ---- on validation data ------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class MeasuredRun:
         if len(self.rows.classes) > 12:
             return {"thresholds": thresholds, "searches": {}}
         far = {q: self.sketch.quantile(q) for q in SEARCHED}
-        with self.batches(self.rows.where("val")) as batches:
+        with self.batches(self.rows.split_indices("val")) as batches:
             predictions = cached(CachedLook(self.method, self.rows, batches, self.accelerator))
             searches = {
                 "parts": search(predictions, self.parts, {}),
@@ -126,9 +126,9 @@ class MeasuredRun:
 
     @torch.no_grad()
     def parts_of_objects(self) -> dict[str, Any] | None:
-        """By drawn object: of its pixels on validation images, the share of each part; and of the pixels of each part."""
+        """By drawn object: of its pixels on validation images, the share of each part; and of each part's pixels."""
         masks = column_of(self.rows, "object_mask")
-        val = np.array([i for i in self.rows.where("val").tolist() if masks and masks[i]])
+        val = np.array([i for i in self.rows.split_indices("val").tolist() if masks and masks[i]])
         if not len(val):
             return None
         rows = replace(self.rows, masks=masks)
@@ -141,7 +141,7 @@ class MeasuredRun:
                 batch = batch.to(self.accelerator.device)
                 images = batch.images.float() / 255
                 with self.accelerator.autocast():
-                    sight = self.method.decide(images, self.method.find(images))
+                    sight = self.method.sight_from(images, self.method.detect(images))
                 part = part_of_pixels(sight, (images.shape[2], images.shape[3]))
                 assert batch.masks is not None
                 counts = [torch.bincount((some + 1).flatten(), minlength=self.parts + 1)[1:] for some in
@@ -172,7 +172,7 @@ class MeasuredRun:
         return changes
 
     def outcomes(self, changes: dict[str, Intervention]) -> str:
-        with self.batches(self.rows.where("test")) as batches:
+        with self.batches(self.rows.split_indices("test")) as batches:
             looked = CachedLook(self.method, self.rows, batches, self.accelerator, most_bytes=0)
             every = dict(zip(changes, looked(list(changes.values())), strict=True))
         first = every["plain"]
@@ -184,19 +184,19 @@ class MeasuredRun:
     def sights(self, changes: dict[str, Intervention]) -> tuple[dict[str, Any], str]:
         """By part of the test images and intervention: the figures; and those of every image."""
         rows, figures, columns = self.rows, {}, {}
-        test, fit = rows.where("test"), None
+        test, fit = rows.split_indices("test"), None
         if self.set == "cub":
             rows = replace(rows, **keypoints_of(rows, self.context.packs)) if self.context.packs else rows
-            fit = rows.where("train") if self.context.packs else None
+            fit = rows.split_indices("train") if self.context.packs else None
         for part, indices in by_attribute(rows, test).items() if self.set == "cub" else {"all": test}.items():
             for name, change in changes.items():
                 found = localize(
-                    intervened(self.method, change), rows, indices, self.model.expects, self.accelerator,
+                    apply_intervention(self.method, change), rows, indices, self.model.expects, self.accelerator,
                     fit=fit if part == "swapped" else None, batch=BATCH, workers=self.context.workers,
                     cache=self.context.cache,
                 )  # fmt: skip
                 figures.setdefault(part, {})[name] = {key: asdict(one) for key, one in found.figures.items()}
-                values = zip(found.pictures["image"], found.pictures[PER_IMAGE], strict=True)
+                values = zip(found.per_image["image"], found.per_image[PER_IMAGE], strict=True)
                 columns.setdefault(f"{name} {PER_IMAGE}", {}).update(values)
         images = list(next(iter(columns.values())))
         table = {"image": images} | {

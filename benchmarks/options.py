@@ -65,8 +65,6 @@ class Benchmark:
     """relevance: test images whose maps, curves and neighbours are measured."""
     subsets: int = 32
     """relevance: images of ImageNet whose sufficient pixels are searched for."""
-    figures: bool = False
-    """relevance: draw changes by class, and maps before and after, into the folder of runs."""
     list: bool = False
     """Only list the rows, and what they lack."""
     collect: bool = False

@@ -16,33 +16,30 @@ from torch import Tensor, nn
 
 from measure import write_columns
 from rows import Row
-from sightline.data.rows import Rows, read_rows
-from sightline.sight import Prediction, Sight
+from sightline.data.rows import read_rows
+from sightline.sight import Method, Prediction, Sight
 from study import Context, command_of
 
 
-class ShiftedMasks(nn.Module):
+class ShiftedMasks(Method):
     """One crop where the true mask is, shifted so far that only `mass` of it still lies on the object."""
 
-    needs_masks = True
+    blind = needs_masks = accepts_masks = True
 
-    def __init__(self, side: float, mass: float):
+    def __init__(self, side: float, mass: float, what: nn.Module | None = None):
         super().__init__()
-        self.side, self.mass = side, mass
-
-    def given(self, rows: Rows) -> Rows:
-        return rows
+        self.side, self.mass, self.what = side, mass, what
 
     def look_at(self, images: Tensor, masks: Tensor) -> Sight:
-        from sightline.where.crops import greedy_crops, in_pixels
+        from sightline.where.crops import greedy_crops, side_in_pixels
 
-        side = in_pixels(self.side, images.shape[-2:])
+        side = side_in_pixels(self.side, images.shape[-2:])
         shifted, width = shifted_masks(masks, self.mass).float(), side // 2 * 2 + 1
         dense = F.avg_pool2d(shifted[:, None], width, 1, width // 2)[:, 0]  # the densest region, not any point inside
         return Sight(boxes=greedy_crops(dense, [side]))
 
-    def look(self, images: Tensor) -> Sight:
-        raise NotImplementedError("it needs masks")
+    def judge(self, images: Tensor, sight: Sight) -> Prediction:
+        return cast(Any, self.what).judge(images, sight)
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:  # noqa: ARG002 (only the crops could be drawn)
         return {}
@@ -77,51 +74,29 @@ def shifted_by(masks: Tensor, down: Tensor, right: Tensor) -> Tensor:
     return masks[image, y.clamp(0, h - 1)[:, :, None], x.clamp(0, w - 1)[:, None]] & inside
 
 
-class GivenPair(nn.Module):
-    needs_masks = True
-
-    def __init__(self, where: ShiftedMasks, what: nn.Module):
-        super().__init__()
-        self.where, self.what = where, what
-
-    def given(self, rows: Rows) -> Rows:
-        return rows
-
-    def look_at(self, images: Tensor, masks: Tensor) -> Sight:
-        return self.where.look_at(images, masks)
-
-    def look(self, images: Tensor) -> Sight:
-        return self.where.look(images)
-
-    def judge(self, images: Tensor, sight: Sight) -> Prediction:
-        return cast(Any, self.what).judge(images, sight)
-
-    def maps(self, images: Tensor) -> dict[str, Tensor]:
-        return self.where.maps(images)
-
-
 def oracle(context: Context, row: Row) -> None:
     """A² with shifted true masks in place of attention: the effect of localisation alone."""
-    from sightline.methods.base import record_backbone, open_backbone
-    from sightline.methods.probe import fit_probe, keep_fitted, seen_at_once, set_head
+    from sightline.methods.base import open_backbone, record_backbone
+    from sightline.methods.probe import fit_probe, save_fitted, set_head
     from sightline.metrics.inference import inference_batches, map_batches
     from sightline.train import begin_together, final_evaluation
-    from sightline.training.context import TrainContext
     from sightline.training.distributed import make_accelerator
+    from sightline.training.trainable import TrainContext
     from sightline.what.probe import BoxProbe
+    from sightline.where.crops import vit_input_size
 
     words = shlex.split(row.line)
-    mass, crop = (words[words.index(flag) + 1] for flag in ("--mass", "--crop"))
+    mass, crop = (words[words.index(flag) + 1] for flag in ("--mass", "--crop-size"))
     config = command_of(context, Row(row.set, row.name, f"probe {' '.join(words[words.index('--backbone') :])}"))
     rows, accelerator = read_rows(config.data), make_accelerator(config.device, config.precision)
     run = begin_together(config, rows, accelerator)
     vit, expects = open_backbone(config, 0)
     where = ShiftedMasks(float(Fraction(crop)), float(mass))
-    what = BoxProbe(vit, seen_at_once(vit, expects), 1, len(rows.classes)).to(accelerator.device).eval()
+    what = BoxProbe(vit, vit_input_size(vit, expects.size), 1, len(rows.classes)).to(accelerator.device).eval()
 
     def over(split: str, function: Callable[[Tensor, Tensor], Tensor]) -> np.ndarray:
         batches = inference_batches(
-            rows, rows.where(split), expects, accelerator, batch=config.batch, workers=config.workers,
+            rows, rows.split_indices(split), expects, accelerator, batch=config.batch, workers=config.workers,
             cache=config.cache, masks=True,
         )  # fmt: skip
         with contextlib.closing(batches):
@@ -131,10 +106,10 @@ def oracle(context: Context, row: Row) -> None:
     fitted = fit_probe(config, rows, {split: over(split, embed) for split in ("train", "val")})
     set_head(cast(nn.Linear, what.head), fitted.linear)
     record_backbone(run, vit, expects, config)
-    keep_fitted(run, what, fitted, config, {"mass": float(mass), "crop": crop})
-    final_evaluation(cast(Any, GivenPair(where, what)), TrainContext(rows, run, accelerator, expects), config)
+    save_fitted(run, what, fitted, config, {"mass": float(mass), "crop": crop})
+    final_evaluation(ShiftedMasks(where.side, where.mass, what), TrainContext(rows, run, accelerator, expects), config)
     found = over("test", lambda images, masks: on_object(where, images, masks))
-    names = [rows.images[i] for i in rows.where("test")]
+    names = [rows.images[i] for i in rows.split_indices("test")]
     write_columns(run.folder, names, {"mass": found[:, 0], "crop": found[:, 1]})
 
 

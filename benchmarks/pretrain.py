@@ -1,12 +1,12 @@
-"""Pretraining: how fast the loop is against its own limit, and what a family of sizes learns from the same pictures.
+"""Pretraining: how fast the loop is against its own limit, and what a family of sizes learns from the same images.
 
     python benchmarks/pretrain.py speed  --compile --precision bf16 --out benchmarks/results/pretrain-speed.json
     python benchmarks/pretrain.py family --compile --precision bf16 --out benchmarks/results/pretrain-family.json
     python benchmarks/pretrain.py measure --backbone sightline-nano --out benchmarks/results/pretrain-nano.json
 
 `speed` takes turns: an epoch of the real loop, then as many steps of the same student and teacher on fixed crops (no
-data, no augmentation). `family` pretrains every size, and compares it on held-out pictures with random weights and with
-a supervised model of the same size: neighbours of the right class, and how much of the attention lies on the creature.
+data, no augmentation). `family` pretrains every size, and compares it on held-out images with random weights and with
+a supervised model of the same size: k-NN accuracy, and the attention mass on the creature.
 `measure` does so for weights that are there already, beside random ones.
 """
 
@@ -18,7 +18,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -27,18 +27,19 @@ import tyro
 
 from record import record
 from sightline.config import Erm, Pretrain
-from sightline.data.drawing import lit, sheet
-from sightline.data.images import Canvas, decode
+from sightline.data.drawing import image_grid, overlay_attention
+from sightline.data.images import Preprocess, decode
 from sightline.data.rows import Rows, read_rows
 from sightline.datasets.toy import write_toy
 from sightline.load import load_as_trained as load
-from sightline.methods.dino import mass_and_hit, nearest_neighbours, patch_attention
+from sightline.methods.dino import knn_correct, patch_attention
+from sightline.metrics.attention import mass_and_hit
 from sightline.metrics.intervals import wilson
-from sightline.pretrain import new_learner, pretrain
-from sightline.train import now, set_up, train_step, train_epoch, train
-from sightline.training.context import TrainContext, StepInfo
+from sightline.pretrain import new_model, pretrain
+from sightline.train import now, set_up, train, train_epoch, train_step
 from sightline.training.distributed import make_accelerator
-from sightline.training.run_folder import begin
+from sightline.training.run_folder import begin_run
+from sightline.training.trainable import StepInfo, TrainContext
 from sightline.vit.model import ViT
 from sightline.vit.weights import load_backbone, save_backbone
 
@@ -47,7 +48,7 @@ from sightline.vit.weights import load_backbone, save_backbone
 class Common:
     data: Path | None = None
     """A folder that `sightline toy` wrote. Default: one is made."""
-    pictures: int = 8192
+    images: int = 8192
     """How many to make for training."""
     pixels: int = 96
     patch: int = 8
@@ -62,9 +63,9 @@ class Common:
     compile: bool = False
     seed: int = 0
     out: Path | None = None
-    """Write the figures there, as JSON; pictures beside it."""
+    """Write the results there, as JSON; figures beside it."""
     runs: Path | None = None
-    """Keep data and runs in this folder, and go on with what is there. Default: they are thrown away."""
+    """Keep data and runs in this folder, and resume what is there. Default: they are deleted."""
 
 
 @dataclass(frozen=True)
@@ -75,43 +76,41 @@ class Speed(Common):
 
 @dataclass(frozen=True)
 class Family(Common):
-    pictures: int = 60_000
+    images: int = 60_000
     sizes: tuple[Literal["nano", "ti", "s", "b"], ...] = ("nano", "ti", "s")
     epochs: int = 50
     warmup: float = 5.0
     supervised_epochs: int = 10
     supervised_lr: float = 5e-4
     test: int = 2000
-    examine_every: int = 1
+    validate_every: int = 1
     keep_every: int | None = None
     """Keep the backbones of every so many epochs, to compare sizes at the same k-NN accuracy."""
     bank: int = 10_000
-    """Training pictures whose labels the neighbours vote with."""
+    """Training images whose labels the nearest neighbours vote with."""
 
 
 @dataclass(frozen=True)
 class Measure(Common):
     backbone: str = "sightline-nano"
-    pictures: int = 10_000
+    images: int = 10_000
     test: int = 2048
 
 
-def pretraining(config: Common, data: Path, out: Path, size: str, epochs: int, warmup: float) -> Pretrain:
-    shared = ("pixels", "patch", "large", "small", "batch", "prototypes", "head_width", "workers", "device")
-    shared += ("precision", "compile", "seed")
-    settings = {name: getattr(config, name) for name in shared}
-    return Pretrain(
-        data=data, out=out, size=size, epochs=epochs, warmup=warmup, cache=out.parent / "cache", resume=True, **settings
-    )
+def pretraining(config: Common, data: Path, out: Path, arch: str, epochs: int, warmup: float) -> Pretrain:
+    shared = ("patch", "batch", "prototypes", "head_width", "workers", "device", "precision", "compile", "seed")
+    settings: Any = {name: getattr(config, name) for name in shared}
+    settings |= {"arch": arch, "size": config.pixels, "global_size": config.large, "local_size": config.small}
+    return Pretrain(data, out=out, epochs=epochs, warmup=warmup, cache=out.parent / "cache", resume=True, **settings)
 
 
-def pictures(config: Common, folder: Path, test: int) -> Path:
+def toy_images(config: Common, folder: Path, test: int) -> Path:
     if config.data is not None or (folder / "toy" / "rows.csv").is_file():
         return config.data or folder / "toy"
-    held_out = {"val": min(2000, max(16, config.pictures // 8)), "test": test}
+    held_out = {"val": min(2000, max(16, config.images // 8)), "test": test}
     side = -(-round(config.pixels / 0.875) // 8) * 8  # room for crops at full size, as the loop decodes them
     return write_toy(
-        folder / "toy", train=config.pictures, size=side, correlation=0.5, seed=1, workers=config.workers, **held_out
+        folder / "toy", train=config.images, size=side, correlation=0.5, seed=1, workers=config.workers, **held_out
     )
 
 
@@ -119,38 +118,38 @@ def pictures(config: Common, folder: Path, test: int) -> Path:
 
 
 def speed(config: Speed, folder: Path) -> dict:
-    data = pictures(config, folder, test=16)
+    data = toy_images(config, folder, test=16)
     asked = pretraining(config, data, folder / "run", config.size, config.rounds + 1, 1.0)
-    asked = replace(asked, finish=0.0, save_minutes=1e9)
+    asked = replace(asked, full_size_fraction=0.0, save_minutes=1e9)
     rows = read_rows(data)
     accelerator = make_accelerator(config.device, config.precision)
-    learner = new_learner(asked)
-    desk = TrainContext(rows, begin(asked, rows), accelerator, learner.teacher.vit.config.input)
+    model = new_model(asked)
+    context = TrainContext(rows, begin_run(asked, rows), accelerator, model.teacher.vit.config.input)
     turns = []
     with ExitStack() as to_close:
-        course = set_up(learner, desk, asked, to_close)
-        device, steps = accelerator.device, len(course.batches)
-        batch = next(course.batches.epoch(0)).to(device)
+        state = set_up(model, context, asked, to_close)
+        device, steps = accelerator.device, len(state.batches)
+        batch = next(state.batches.epoch(0)).to(device)
         when = StepInfo(0, 0, 0, asked.epochs, steps, torch.arange(len(batch)))
-        lesson = learner.lesson(batch, course.augment, when)
+        train_batch = model.make_train_batch(batch, state.augment, when)
         for turn in range(config.rounds + 1):  # the first one warms up
-            course.state.epoch, course.state.step, course.state.sums = turn, 0, {}
-            real = train_epoch(course)
+            state.position.epoch, state.position.step, state.position.sums = turn, 0, {}
+            real = train_epoch(state)
             began = now(device)
             for _ in range(steps):
-                train_step(course.wrapped, lesson, course.optimizer, accelerator, asked, course.batches.batch)
-                learner.after_step(when)
-            limit = steps * course.batches.batch / (now(device) - began)
+                train_step(state.wrapped, train_batch, state.optimizer, accelerator, asked, state.batches.batch)
+                model.after_step(when)
+            limit = steps * state.batches.batch / (now(device) - began)
             began = now(device)
             for _ in range(steps):
-                learner.lesson(batch, course.augment, when)
+                model.make_train_batch(batch, state.augment, when)
             turns.append((real.rate, limit, real.waiting_share, (now(device) - began) / real.seconds))
     rates, limits, waiting, cropping = zip(*turns[1:], strict=True)
     shares = [rate / limit for rate, limit in zip(rates, limits, strict=True)]
     memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
     return {
-        "size": config.size, "batch": course.batches.batch, "steps_per_round": steps, "rounds": config.rounds,
-        "crops": [f"2 × {config.large} px", f"{asked.smalls} × {config.small} px"],
+        "size": config.size, "batch": state.batches.batch, "steps_per_round": steps, "rounds": config.rounds,
+        "crops": [f"2 × {config.large} px", f"{asked.local_crops} × {config.small} px"],
         "precision": config.precision, "compiled": config.compile,
         "images_per_second": round(statistics.median(rates)),
         "limit_images_per_second": round(statistics.median(limits)),
@@ -166,32 +165,34 @@ def speed(config: Speed, folder: Path) -> dict:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a backbone makes of some pictures."""
+class LabelledPredictions:
+    """Features and attention of some images."""
 
     features: torch.Tensor  # [n, D]
     attention: torch.Tensor  # [n, heads, N]
 
 
 @torch.no_grad()
-def look(vit: ViT, images: torch.Tensor, device: torch.device) -> Seen:
+def look(vit: ViT, images: torch.Tensor, device: torch.device) -> LabelledPredictions:
     vit = vit.to(device).eval()
     features, attention = [], []
     for some in images.split(512):
         out = vit(some.to(device).float() / 255, cls_attention=[-1])
         features.append(F.normalize(out.cls.float(), dim=1).cpu())
         attention.append(patch_attention(vit, out.cls_attention).cpu())
-    return Seen(torch.cat(features), torch.cat(attention))
+    return LabelledPredictions(torch.cat(features), torch.cat(attention))
 
 
-def open_pictures(rows: Rows, indices: np.ndarray, canvas: Canvas) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    samples = [decode(rows, int(i), canvas) for i in indices]
+def open_images(
+    rows: Rows, indices: np.ndarray, preprocess: Preprocess
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    samples = [decode(rows, int(i), preprocess) for i in indices]
     masks = torch.stack([sample.mask for sample in samples if sample.mask is not None])
     return torch.stack([sample.image for sample in samples]), torch.from_numpy(rows.labels[indices]), masks
 
 
 def with_interval(values: torch.Tensor, seed: int = 0) -> dict[str, object]:
-    """The mean, and a bootstrap over pictures."""
+    """The mean, with a bootstrap over images."""
     numbers = values.double().numpy()
     draws = np.random.default_rng(seed).integers(0, len(numbers), (2000, len(numbers)))
     low, high = np.quantile(numbers[draws].mean(axis=1), [0.025, 0.975])
@@ -202,7 +203,7 @@ def with_interval(values: torch.Tensor, seed: int = 0) -> dict[str, object]:
     }
 
 
-def maps_of(vit: ViT, seen: Seen) -> torch.Tensor:
+def maps_of(vit: ViT, seen: LabelledPredictions) -> torch.Tensor:
     """[n, 1 + heads, H, W]: the heads' mean, then each head."""
     side = vit.config.input.size[0] // vit.config.patch
     maps = torch.cat([seen.attention.mean(1, keepdim=True), seen.attention], dim=1)
@@ -210,9 +211,9 @@ def maps_of(vit: ViT, seen: Seen) -> torch.Tensor:
 
 
 def measure(vit: ViT, splits: dict[str, tuple], device: torch.device) -> tuple[dict, torch.Tensor]:
-    """Figures on the test pictures (the best head is chosen on others), and the maps to draw."""
+    """Figures on the test images (the best head is chosen on validation images), and the maps to draw."""
     bank, val, test = (look(vit, splits[name][0], device) for name in ("bank", "val", "test"))
-    right = nearest_neighbours(test.features, splits["test"][1], bank.features, splits["bank"][1])
+    right = knn_correct(test.features, splits["test"][1], bank.features, splits["bank"][1])
     best = int(mass_and_hit(maps_of(vit, val), splits["val"][2])[0][:, 1:].mean(0).argmax())
     maps = maps_of(vit, test)[:, [0, 1 + best]]
     mass, hit = mass_and_hit(maps, splits["test"][2])
@@ -233,46 +234,50 @@ def measure(vit: ViT, splits: dict[str, tuple], device: torch.device) -> tuple[d
 def supervised(config: Family, data: Path, folder: Path, random: Path) -> ViT:
     asked = Erm(
         data, str(random), folder, batch=config.batch, epochs=config.supervised_epochs, lr=config.supervised_lr,
-        head_lr=1.0, warmup=1.0, workers=config.workers, device=config.device, precision=config.precision,
+        head_lr_factor=1.0, warmup=1.0, workers=config.workers, device=config.device, precision=config.precision,
         compile=config.compile, cache=folder.parent / "cache", seed=config.seed, resume=True,
     )  # fmt: skip
     return load(train(asked)).method.vit
 
 
 def open_splits(rows: Rows, pixels: int, bank: int) -> dict[str, tuple]:
-    chosen = {"bank": rows.where("train")[:bank], "val": rows.where("val"), "test": rows.where("test")}
-    return {name: open_pictures(rows, indices, Canvas((pixels, pixels))) for name, indices in chosen.items()}
+    chosen = {
+        "bank": rows.split_indices("train")[:bank],
+        "val": rows.split_indices("val"),
+        "test": rows.split_indices("test"),
+    }
+    return {name: open_images(rows, indices, Preprocess((pixels, pixels))) for name, indices in chosen.items()}
 
 
 def attention_sheet(images: torch.Tensor, maps: torch.Tensor) -> dict[str, torch.Tensor]:
     return {
-        "held-out pictures": images,
-        "attention of CLS in the last block, mean of the heads": lit(images, maps[:, 0]),
-        "its best head (chosen on other pictures)": lit(images, maps[:, 1]),
+        "held-out images": images,
+        "attention of CLS in the last block, mean of the heads": overlay_attention(images, maps[:, 0]),
+        "its best head (chosen on other images)": overlay_attention(images, maps[:, 1]),
     }
 
 
 def measured(config: Measure, folder: Path) -> dict:
-    rows = read_rows(pictures(config, folder, config.test))
-    splits, device = open_splits(rows, config.pixels, config.pictures), make_accelerator(config.device).device
+    rows = read_rows(toy_images(config, folder, config.test))
+    splits, device = open_splits(rows, config.pixels, config.images), make_accelerator(config.device).device
     vits = {"pretrained": load_backbone(config.backbone), "random": load_backbone(f"random:{config.backbone}")}
     figures = {name: measure(vit, splits, device) for name, vit in vits.items()}
     if config.out is not None:
         few = slice(0, 8)
-        picture = sheet(attention_sheet(splits["test"][0][few].float() / 255, figures["pretrained"][1][few]))
-        picture.save(config.out.with_suffix(".png"))
+        figure = image_grid(attention_sheet(splits["test"][0][few].float() / 255, figures["pretrained"][1][few]))
+        figure.save(config.out.with_suffix(".png"))
     return {"backbone": config.backbone} | {name: found for name, (found, _) in figures.items()}
 
 
 def family(config: Family, folder: Path) -> dict:
-    data = pictures(config, folder, config.test)
+    data = toy_images(config, folder, config.test)
     rows = read_rows(data)
     splits = open_splits(rows, config.pixels, config.bank)
     few, members, device = slice(0, 8), [], make_accelerator(config.device).device
     for size in config.sizes:
         asked = pretraining(config, data, folder / size, size, config.epochs, config.warmup)
-        asked = replace(asked, examine_every=config.examine_every, keep_every=config.keep_every)
-        random = new_learner(asked).student.vit
+        asked = replace(asked, validate_every=config.validate_every, keep_every=config.keep_every)
+        random = new_model(asked).student.vit
         save_backbone(random, folder / f"random-{size}.safetensors")
         began = time.perf_counter()
         made = pretrain(asked)
@@ -283,10 +288,12 @@ def family(config: Family, folder: Path) -> dict:
         maps = figures["pretrained"][1]
         images = splits["test"][0][few].float() / 255
         captions = attention_sheet(images, maps[few])
-        captions["supervised, same size: mean of the heads"] = lit(images, figures["supervised"][1][few, 0])
+        captions["supervised, same size: mean of the heads"] = overlay_attention(
+            images, figures["supervised"][1][few, 0]
+        )
         where = (config.out or folder / "family.json").with_name(f"attention-{size}.png")
         where.parent.mkdir(parents=True, exist_ok=True)
-        sheet(captions).save(where)
+        image_grid(captions).save(where)
         parameters = sum(p.numel() for p in random.parameters())
         row = {"size": size, "parameters": parameters, "minutes": round(minutes, 2)}
         members.append(row | {name: found for name, (found, _) in figures.items()})
@@ -294,7 +301,7 @@ def family(config: Family, folder: Path) -> dict:
             row, {name: (f["knn"]["value"], f["mass"]["value"], f["hit"]["value"]) for name, (f, _) in figures.items()}
         )
     even = mass_and_hit(torch.ones(len(splits["test"][2]), 1, 2, 2), splits["test"][2])[0]
-    return {"pictures": len(rows.where("train")), "pixels": config.pixels, "patch": config.patch,
+    return {"pictures": len(rows.split_indices("train")), "pixels": config.pixels, "patch": config.patch,
             "epochs": config.epochs, "mass_of_even": with_interval(even[:, 0]), "family": members}  # fmt: skip
 
 

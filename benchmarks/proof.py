@@ -24,7 +24,7 @@ from sightline.sight import Sight
 from sightline.verify.verify import verify
 from sightline.vit.weights import load_backbone
 from sightline.what.masked import MaskedViT
-from sightline.what.pool import LateMask
+from sightline.what.pool import LateMaskedViT
 
 EXPECTED = {"early, removal": "blind", "early, mask": "blind", "late": "leaks", "soft": "refused"}
 
@@ -45,7 +45,7 @@ def cases(vit) -> dict[str, nn.Module]:
     return {
         "early, removal": MaskedViT(vit),
         "early, mask": MaskedViT(vit, "mask"),
-        "late": LateMask(vit, 10),
+        "late": LateMaskedViT(vit, 10),
         "soft": MaskedViT(vit, "weighted"),
     }
 

@@ -125,7 +125,7 @@ def interventions_content(config: Benchmark, context: Context) -> dict[str, Any]
     return {"note": config.note, "sets": found, "missing": missing} if found else {}
 
 
-def relevance_content(config: Benchmark, context: Context) -> dict[str, Any]:
+def relevance_content(config: Benchmark, context: Context) -> dict[str, Any]:  # noqa: ARG001 (as of every study)
     found = relevance_results(config.folder)
     for kind, one in found.items():
         lines = [(kind, row["row"], len(row["seeds"]), "", estimates_in(row)) for row in one["rows"]]
@@ -136,10 +136,6 @@ def relevance_content(config: Benchmark, context: Context) -> dict[str, Any]:
         show_figures([*lines, *differences])
         for warning in one["warnings"]:
             print(f"warning: {kind}: {warning}")
-    if config.figures:
-        from draw import draw_all
-
-        draw_all(config.folder, context.device)
     facts = {"note": config.note, "rule": relevance.RULE, "limit": config.limit}
     return facts | {"sets": found} if found else {}
 

@@ -29,11 +29,11 @@ def best_epoch(folder: Path, score: str) -> dict[str, float] | None:
 
 def balanced_on(folder: Path, few: Path) -> float:
     """Class-balanced accuracy of a run on the few validation images."""
-    from sightline.explain.class_changes import seen_in
+    from sightline.explain.class_changes import read_predictions
 
     columns = columns_in(few)
     wanted = {image for image, split in zip(columns["image"], columns["split"], strict=True) if split == "val"}
-    seen = seen_in(folder / "predictions" / "val.csv")
+    seen = read_predictions(folder / "predictions" / "val.csv")
     labels, right = np.array(seen.labels), seen.correct
     kept = np.array([image in wanted for image in seen.images])
     if kept.sum() < len(wanted):

@@ -1,93 +1,95 @@
-"""What hiding costs and what removal saves, against the dense ViT in the same run.
+"""Costs and speeds, as ratios to a reference in the same run, where machines differ less than in absolute times.
 
-    python benchmarks/speed.py                        # ViT-S at 224, batch 1 and 16, on the CPU
-    python benchmarks/speed.py --device cuda --dtype bfloat16 --batches 1 16 256
+    python benchmarks/speed.py masking                          # hiding and removal against the dense ViT
+    python benchmarks/speed.py masking --device cuda --precision bf16 --batches 1 16 256 --out speed_h200.json
+    python benchmarks/speed.py pixels                           # pixel-exact iFAM against patches
+    python benchmarks/speed.py operations --data waterbirds     # the same, operations counted on images with masks
+    python benchmarks/speed.py toggle                           # a part dropped in the app against a full pass
+    python benchmarks/speed.py interventions                    # many interventions against as many full passes
+    python benchmarks/speed.py relevance                        # GAE of a batch against image by image
+    python benchmarks/speed.py crops --device cuda --precision bf16 --backbones dino_s16_reg4.safetensors ...
+    python benchmarks/speed.py loader --data PACKS              # decoding against a plain loop over Pillow
+    python benchmarks/speed.py rows --count 1000000             # reading and checking a large CSV file
+    python benchmarks/speed.py training --data DATA --device cuda --precision bf16    # against its own limit
 
-Every round times every variant once, in a new random order; a ratio is the median over rounds of variant / dense of the
-same round, with the interval that covers the middle 80 % of rounds. Absolute times are of this machine alone.
+Every round times every variant once, in a new random order; a ratio is the median over rounds of variant / reference of
+the same round, with the interval of the middle 80 % of rounds. Weights are random unless a file is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import tyro
-from ratios import ratios, verdicts
 from rich.console import Console
 from rich.table import Table
+from tyro.conf import Positional
 
 from record import record
-from sightline.vit.backbones import KNOWN
-from sightline.vit.model import ViT
 
-SHARES = (1.0, 0.5, 0.25, 0.1)
-ASKED = {"mask, 50% visible": 1.1, "removal, 25% visible": 0.5}
+MODULES = {
+    "masking": "speed_models", "relevance": "speed_models", "crops": "speed_models",
+    "pixels": "speed_sight", "operations": "speed_sight", "toggle": "speed_sight", "interventions": "speed_sight",
+    "loader": "speed_data", "rows": "speed_data", "training": "speed_data",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Speed:
-    backbone: str = "dino-s16"
-    """A known backbone; its weights do not matter here and are random."""
-    batches: tuple[int, ...] = (1, 16)
-    rounds: int = 25
+    what: Positional[
+        Literal[
+            "masking", "pixels", "operations", "toggle", "interventions", "relevance", "crops", "loader", "rows",
+            "training",
+        ]
+    ]  # fmt: skip
+    data: Path | None = None
+    """operations, training: a dataset; loader: the folder of cub224.zip."""
+    backbones: tuple[str, ...] = ()
+    """By name or file, or random:NAME. Default: those of the committed results."""
+    batches: tuple[int, ...] = ()
+    rounds: int | None = None
     device: str = "cpu"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    count: int | None = None
+    """Images (operations, loader), lines (rows) or attention maps (crops)."""
+    workers: tuple[int, ...] = ()
+    """loader: processes that decode, each; training: the first."""
+    parts: int = 4
+    """interventions: of iFAM."""
+    ways: tuple[str, ...] = ()
+    """interventions, toggle: these ways to look."""
+    split: str = "val"
+    """operations: of the dataset."""
+    epochs: int = 3
+    """training: the speed is that of the last one."""
     out: Path | None = None
     """Write the figures there, as JSON."""
 
 
-def variants(vit: ViT, images: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """The dense ViT, removal at several visible shares, and the mask path (with half of the patches hidden)."""
-    grid = vit.grid(images)
-    patches = grid[0] * grid[1]
-    generator = torch.Generator().manual_seed(0)
+@dataclass(frozen=True)
+class Result:
+    """What is recorded, and the lines to be printed."""
 
-    def visible(share: float) -> torch.Tensor:
-        order = torch.rand(len(images), patches, generator=generator).argsort(dim=1)
-        return (order < round(share * patches)).view(-1, *grid).to(images.device)
-
-    keeps = {share: visible(share) for share in SHARES}
-    runs: dict[str, Callable[[], object]] = {"dense": lambda: vit(images)}
-    for share, keep in keeps.items():
-        runs[f"removal, {share:.0%} visible"] = lambda keep=keep: vit(images, keep)
-    runs["mask, 50% visible"] = lambda: vit(images, keeps[0.5], hide="mask")
-    pixels = torch.rand(len(images), *images.shape[-2:], generator=generator).to(images.device) < 0.5
-    runs["removal, 25% visible, pixels blanked"] = lambda: vit(images, keeps[0.25], pixels)
-    uneven = torch.rand(len(images), *grid, generator=generator).to(images.device) < 0.25
-    runs["removal, about 25% visible, rows of unequal length"] = lambda: vit(images, uneven)
-    runs["dense, CLS attention of the last block"] = lambda: vit(images, cls_attention=[-1])
-    return runs
-
-
-@torch.inference_mode()
-def measure(config: Speed, batch: int) -> list[dict[str, Any]]:
-    torch.manual_seed(0)
-    vit = ViT(KNOWN[config.backbone].config).eval().to(config.device, getattr(torch, config.dtype))
-    images = torch.rand(batch, 3, *vit.config.input.size, device=config.device)
-    runs = variants(vit, images)
-    return [{"batch": batch} | row for row in ratios(runs, "dense", rounds=config.rounds, device=config.device)]
+    content: dict[str, Any]
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
 
 def main() -> None:
     config = tyro.cli(Speed, description=__doc__)
-    rows = [row for batch in config.batches for row in measure(config, batch)]
-    table = Table("batch", "variant", "ms", "ratio to dense", "middle 80 %", box=None, pad_edge=False)
+    result: Result = getattr(importlib.import_module(MODULES[config.what]), config.what)(config)
+    rows = result.rows or result.content.get("rows") or [result.content]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(
-            *map(str, (row["batch"], row["variant"], row["milliseconds"], row["ratio_to_dense"])),
-            str(row["middle_80_percent"]),
-        )
-    Console(highlight=False).print(table)
-    found = verdicts(rows, "dense", ASKED)
-    for verdict in found:
-        print(verdict)
+        table.add_row(*(str(row.get(key, "")) for key in columns))
+    Console(highlight=False, width=200).print(table)
+    for limit in result.content.get("verdicts", ()):
+        print(limit)
     if config.out:
-        facts = {"backbone": config.backbone, "dtype": config.dtype, "verdicts": found, "rows": rows}
-        record(config.out, config.device, facts)
+        record(config.out, "cpu" if config.what in ("rows", "loader", "operations") else config.device, result.content)
 
 
 if __name__ == "__main__":

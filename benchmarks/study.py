@@ -57,7 +57,7 @@ def command_of(context: Context, row: Row) -> Any:
     """What a user would type, parsed as the command line does it."""
     method, *flags = shlex.split(f"{row.line} {context.flags}")
     flags = [resolved(context, row, flag) for flag in flags]
-    if "--backbone" not in flags and "--from" not in flags:
+    if "--backbone" not in flags and "--init-from" not in flags:
         flags += ["--backbone", next(iter(context.files.values()), "")]
     if "--precision" not in flags:
         flags += ["--precision", context.precision]

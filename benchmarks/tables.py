@@ -18,7 +18,7 @@ from rows.waterbirds import PAIRS
 from sightline.metrics.comparison import compare
 from sightline.metrics.comparison import verdict as said_of
 from sightline.metrics.estimates import Estimate, Metrics
-from sightline.metrics.groups import across_seeds
+from sightline.metrics.groups import evaluate_seeds
 from sightline.metrics.predictions import Predictions
 
 MANY_GROUPS = 12  # with more, the table is of attributes
@@ -26,7 +26,7 @@ SIGHT = {"grid_iou": "grid IoU", "pixel_iou": "pixel IoU", "coverage": "coverage
 
 
 def by_attribute(predictions: Predictions) -> dict[str, Predictions]:
-    """Where there are too many groups to list, the predictions for the images of each attribute, whatever their label."""
+    """Where there are too many groups to list, the predictions for images of each attribute, whatever their label."""
     if predictions.groups is None or len(np.unique(predictions.groups)) <= MANY_GROUPS:
         return {}
     attributes = np.array([name.rpartition("/")[2] for name in predictions.group_names])[predictions.groups]
@@ -47,8 +47,8 @@ def result_of(runs: Path, row: str, line: str, splits: tuple[str, ...], seeds: S
     found: dict[str, Any] = {"row": row, "command": line, "seeds": list(folders), "metrics": {}, "sight": {}}
     for split in splits:
         predictions, counts = predictions_of(paths, split), facts[0]["data"]["counts"]["train"]
-        metrics = across_seeds(predictions, train_group_counts=counts)
-        if attributes := {name: across_seeds(some).accuracy for name, some in each_attribute(predictions).items()}:
+        metrics = evaluate_seeds(predictions, train_group_counts=counts)
+        if attributes := {name: evaluate_seeds(some).accuracy for name, some in each_attribute(predictions).items()}:
             metrics = replace(metrics, groups={}, classes={})
             found.setdefault("attributes", {})[split] = {name: asdict(one) for name, one in attributes.items()}
         found["metrics"][split] = metrics.to_dict()
@@ -83,7 +83,7 @@ def paired(runs: Path, rows: Mapping[str, str], split: str, seeds: Sequence[int]
 
 
 def gains_of(predictions: Mapping[str, Sequence[Predictions]]) -> dict[str, Estimate | None]:
-    """Of the second row over the first: worst-group accuracy, or accuracy by attribute where groups are many; and accuracy."""
+    """Of the second row over the first: worst-group accuracy, or by attribute where groups are many; and accuracy."""
     entry = compare(predictions).entries[1]
     divided = {row: each_attribute(runs) for row, runs in predictions.items()}
     gains = {

@@ -52,7 +52,7 @@ sightline data scenes-o2o --cub PACKS --scenes PACKS --out scenes-o2o
 sightline data scenes-m2m --cub PACKS --scenes PACKS --out scenes-m2m
 sightline data scenes-disjoint --cub PACKS --scenes PACKS --out scenes-disjoint
 sightline data displaced --cub PACKS --scenes PACKS --out displaced
-python benchmarks/a2.py waterbirds --backbones S=dino_s16_reg4.safetensors Ti=vit_ti16_augreg_in1k.safetensors --o2o scenes-o2o --m2m scenes-m2m --disjoint scenes-disjoint --displaced displaced --out a2.json
+python benchmarks/run.py a2 --data birds=waterbirds o2o=scenes-o2o m2m=scenes-m2m disjoint=scenes-disjoint displaced=displaced --backbones S=dino_s16_reg4.safetensors Ti=vit_ti16_augreg_in1k.safetensors --out a2.json
 ```
 
 `N=sightline-nano` joins the embedded backbone. Real weights of CLIP, and so TTR and zero-shot crops on photographs,

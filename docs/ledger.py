@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,15 @@ RESULTS = DOCS.parent / "benchmarks" / "results"
 NOT_RUN, NOT_TESTABLE = "not run", "not testable here"
 VERDICTS = ("holds", "fails", "undecided", NOT_TESTABLE, NOT_RUN)
 MOST = 4  # tests named of one claim
-FAMILIES = {
-    "F": ("iFAM", "claims.py"),
-    "A": ("A²", "a2.py"),
-    "R": ("RobustViT", "relevance.py"),
-    "B": ("Ours", "claims.py"),
-    "I": ("Ours, of interventions", "interventions.py"),
+FAMILIES = {  # title, and the studies that decide its claims
+    "F": ("iFAM", ("waterbirds", "interventions")),
+    "A": ("A²", ("a2",)),
+    "R": ("RobustViT", ("relevance",)),
+    "B": ("Ours", ("waterbirds", "a2")),
+    "I": ("Ours, of interventions", ("interventions",)),
 }
+STUDIES = {"claims_wbr.json": "waterbirds", "claims_interventions.json": "interventions"}
+FILES = {"SELF": "BACKBONE", "U2NET": "FILE.onnx"}  # that lines of rows name
 INTRODUCTION = """\
 # The papers' claims
 
@@ -46,18 +50,18 @@ seeds, and every test, also those beside the deciding ones, with figures, interv
 MEASURED = {  # what a user would type: the row's name, and its file
     "`probe`": ("probe", "papers"),
     "`erm`": ("ERM", "papers"),
-    "`erm --balance loss`": ("ERM, balanced loss", "pixels"),
+    "`erm --balance logit-adjustment`": ("ERM, balanced loss", "pixels"),
     "`pdiscoformer` (K = 4)": ("PDiscoFormer K=4", "papers"),
     "`late-mask`, true masks": ("late mask, true", "papers"),
     "`early-mask`, true masks, whole patches": ("early mask, true", "papers"),
-    "`early-mask --pixels --at-least 0.1`, true masks": ("early mask, true, pixels", "papers"),
+    "`early-mask --sight pixels --patch-threshold 0.1`, true masks": ("early mask, true, pixels", "papers"),
     "`early-mask`, U2-Net's masks, whole patches": ("early mask, U2-Net (supervised)", "papers"),
     "`early-mask`, FOUND's masks, whole patches": ("early mask, FOUND", "papers"),
     "`early-mask`, TokenCut's masks, whole patches": ("early mask, TokenCut", "papers"),
     "`ifam --sight patches`, as in the papers (K = 1)": ("iFAM K=1", "papers"),
     "`ifam --sight patches`, as in the papers (K = 4)": ("iFAM K=4", "papers"),
     "`ifam --preset published` (K = 1)": ("iFAM K=1, published", "papers"),
-    "`ifam --look-again False`": ("iFAM K=1, pixels, look once", "pixels"),
+    "`ifam --refine False`": ("iFAM K=1, pixels, look once", "pixels"),
     "**`ifam`**, the default": ("iFAM K=1, pixels", "pixels"),
 }
 PAIRED = {  # cells of the matrix, all with the ViT-Ti of the other table
@@ -119,20 +123,25 @@ def tests_of(claim: dict[str, Any]) -> str:
 
 
 def family(letter: str, claims: dict[str, list[tuple[str, dict[str, Any]]]]) -> str:
-    title, script = FAMILIES[letter]
+    title, studies = FAMILIES[letter]
     rows: list[tuple[str, ...]] = [("", "claim, and the paper's figure", "here", "what decided it", "file")]
     for name, findings in claims.items():
         for file, claim in findings if name.startswith(letter) else ():
             untested = claim["verdict"] == NOT_RUN
             words = f"{claim['claim']} *{claim['paper']}*"
             rows.append((name, words, f"**{claim['verdict']}**", tests_of(claim), "" if untested else f"`{file}`"))
-    return f"## {title}\n\n{table(*rows)}\n\nTo run them:\n\n```\n{usage(script)}\n```\n"
+    return f"## {title}\n\n{table(*rows)}\n\nTo run them:\n\n```\n{usage(studies)}\n```\n"
 
 
-def usage(script: str) -> str:
-    """The commands that a benchmark begins with."""
-    said = ast.get_docstring(ast.parse((RESULTS.parent / script).read_text(encoding="utf-8"))) or ""
-    return "\n".join(line[4:] for line in said.splitlines() if line.startswith("    "))
+def usage(studies: Iterable[str]) -> str:
+    """The commands of these studies, from what run.py and claims.py begin with."""
+    found: list[str] = []
+    for script in ("run.py", "claims.py"):
+        said = ast.get_docstring(ast.parse((RESULTS.parent / script).read_text(encoding="utf-8"))) or ""
+        commands = re.findall(r"^    (\S(?:.*\\\n)*.*)$", said, re.MULTILINE)
+        words = [f"{script} {study} " for study in studies]
+        found += [re.sub(r"^    ", "", one, flags=re.MULTILINE) for one in commands if any(w in one for w in words)]
+    return "\n".join(found)
 
 
 def ledger(results: Path = RESULTS) -> str:
@@ -151,14 +160,22 @@ def ledger(results: Path = RESULTS) -> str:
 
 
 def commands(claims: dict[str, list[tuple[str, dict[str, Any]]]]) -> str:
-    """What trains the rows that decide, claim by claim, where the file knows."""
+    """What trains the rows that decide, claim by claim, where the file knows their recipes."""
     blocks = [
-        f"{name}:\n\n```\n{command}\n```\n"
+        f"{name}:\n\n```\n{command_for(STUDIES[file], claim['recipes'])}\n```\n"
         for name, findings in claims.items()
-        for command in [findings[0][1].get("runs_made_by")]
-        if command
+        for file, claim in findings[:1]
+        if claim.get("recipes")
     ]
     return "## What trains the rows of a claim\n\n" + "\n".join(blocks)
+
+
+def command_for(study: str, recipes: dict[str, str]) -> str:
+    sets = ["birds"] if study == "waterbirds" else sorted({row.partition(": ")[0] for row in recipes})
+    data = [f"{name}=DATA" for name in sets]
+    needed = [f"{word}={file}" for word, file in FILES.items() if any(f":{word}" in line for line in recipes.values())]
+    options = ["--data", *data, "--backbones", "TI=BACKBONE", *needed, "--rows", *recipes]
+    return f"python benchmarks/run.py {study} {shlex.join(options)}"
 
 
 # ---- the tables ------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def chosen(row: dict[str, Any]) -> str:
     return "; ".join(one or "nothing" for one in found)
 
 
-def in_order(row: tuple[str, Any]) -> tuple[str, int]:
+def natural_order(row: tuple[str, Any]) -> tuple[str, int]:
     """By method, then by how many parts."""
     method, _, parts = row[0].partition(" K=")
     return {"iFAM": " "}.get(method, method), int(parts.partition(",")[0] or 0)
@@ -67,7 +67,7 @@ def corrected(results: Path) -> str:
         lines = [
             [name, *(figure(row["figures"]["plain"].get(key)) for key in ("all", "pixel_iou")),
              of_runs(row, "worst group"), chosen(row), of_runs(row, "worst group", SEARCH)]
-            for name, row in sorted(sets(results)[kind].items(), key=in_order)
+            for name, row in sorted(sets(results)[kind].items(), key=natural_order)
         ]  # fmt: skip
         head = ["", "accuracy", "pixel IoU", "worst group", left_out, "worst group then"]
         blocks.append(f"{words}:\n\n{table(head, lines, (left_out,))}")
@@ -150,7 +150,7 @@ def missing(results: Path) -> str:
     """Rows that nobody has trained, or measured, by set and seed."""
     trained: dict[str, list[str]] = {}
     for one in read(results, FILE)["missing"]:
-        what = "to be measured under interventions" if one["lacks"] == ["interventions"] else "to be trained"
+        what = "to be measured under interventions" if one["lacks"] != ["training"] else "to be trained"
         trained.setdefault(f"{one['set']}, seed {one['seed']}, {what}", []).append(one["name"])
     return "\n".join(f"- {where}: {'; '.join(names)}." for where, names in sorted(trained.items()))
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from sightline.metrics.estimates import FIGURES
-from sightline.metrics.groups import Estimate, Metrics, Predictions
+from sightline.metrics.estimates import METRIC_LABELS, Estimate, Metrics
+from sightline.metrics.predictions import Predictions
 
 BIRDS = ("landbird", "waterbird")
 PLACES = ("landbird on land", "landbird on water", "waterbird on land", "waterbird on water")
@@ -41,5 +41,5 @@ def shuffled(answers: Predictions, seed: int) -> Predictions:
 
 
 def estimates(metrics: Metrics) -> list[Estimate]:
-    figures = [getattr(metrics, name) for name in FIGURES if getattr(metrics, name)]
+    figures = [getattr(metrics, name) for name in METRIC_LABELS if getattr(metrics, name)]
     return [*figures, *metrics.classes.values(), *metrics.groups.values()]

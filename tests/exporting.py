@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from sightline.export.check import open_session, run
+from sightline.export.check import open_session, run_session
 from sightline.vit.weights import save_backbone
 
 from .conftest import small_vit
@@ -28,4 +28,4 @@ def pictures(toy: Path, count: int, size: int = 32) -> torch.Tensor:
 
 
 def answers(folder: Path, **given: torch.Tensor) -> dict[str, torch.Tensor]:
-    return run(open_session(str(folder / "model.onnx")), given)
+    return run_session(open_session(str(folder / "model.onnx")), given)

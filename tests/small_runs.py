@@ -116,7 +116,7 @@ def stopped_after(count: int, what: Callable[[], None] | None = None) -> Generat
         return real(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop(), "take_step", interrupted)
+        patch.setattr(loop(), "train_step", interrupted)
         yield
 
 

@@ -1,9 +1,12 @@
-"""The command line as a person meets it."""
+"""The command line as a user meets it: help, exit codes, one-line errors, the demo."""
 
+import ast
+import inspect
 import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 import zipfile
 
@@ -11,16 +14,34 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline import cli
+from sightline import cli, demo
 from sightline.config import Verify
-from sightline.data.images import Canvas, decode
+from sightline.data.images import Preprocess, decode
 from sightline.data.rows import read_rows
-from sightline.verify.target import pictures as pictures_of
+from sightline.datasets.toy import write_toy
+from sightline.methods import trainable_methods
+from sightline.verify.target import load_images
 from sightline.vit.model import Input
 from sightline.vit.weights import save_backbone
 
 from .commands import typed
 from .conftest import small_vit
+
+
+def help_texts(kind: type) -> dict[str, str]:
+    """The docstrings of a configuration's fields, including inherited ones."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if base is object:
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+        for node, after in zip(body, [*body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and not ast.unparse(node.annotation).startswith("ClassVar"):
+                documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                hidden = ast.unparse(node.annotation).startswith("Suppress")
+                nested = ast.unparse(node.annotation) == "Shaping"
+                texts[node.target.id] = after.value.value if documented else "-" * (hidden or nested)
+    return texts
 
 
 def sightline(*arguments, expect=0) -> tuple[str, str]:
@@ -55,15 +76,44 @@ def pictures(tmp_path):
     return folder
 
 
-def test_help_is_quick():
+def test_help_is_fast_and_does_not_import_torch():
     start = time.perf_counter()
     done = as_a_process("--help", interpreter=("-X", "importtime"))
-    assert time.perf_counter() - start < 5, "a loose bound: how fast it is, is for a quiet machine to say"
+    assert time.perf_counter() - start < 5, "a loose bound, for a busy machine: it takes less than half a second"
     assert (done.returncode, "verify" in done.stdout) == (0, True)
-    assert " torch\n" not in done.stderr, "help must not wait for torch"
+    assert " torch\n" not in done.stderr
+    for line in done.stdout.splitlines():
+        assert len(line) <= 80
 
 
-def test_whoever_reads_along_may_stop_reading():
+@pytest.mark.parametrize("name", [*cli.COMMANDS, *(f"train {method}" for method in trainable_methods())])
+def test_every_flag_has_a_help_text(name):
+    command, _, method = name.partition(" ")
+    kind = trainable_methods()[method].config if method else cli.COMMANDS[command].config
+    texts = help_texts(kind)
+    assert [field for field, text in texts.items() if not text] == []
+    one_line = (kind.__doc__ or "").strip().splitlines()[0]
+    assert one_line.endswith("."), "the one-line help is a whole sentence"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "ifam", "x", "--part", "3"), "sightline train ifam: unknown flag --part; did you mean --parts?"),
+        (("train", "erm", "x", "--accumulate", "2"), "unknown flag --accumulate; "),
+        (("predict", "x", "y", "--overlays=z"), "unknown flag --overlays; did you mean --overlay?"),
+        (("verify", "x", "--zzzzz"), "unknown flag --zzzzz; `sightline verify --help` lists the flags"),
+        (("trane", "x"), "sightline: unknown command trane; did you mean train?"),
+        (("train", "ifan", "x"), "sightline train: unknown method ifan; did you mean ifam?"),
+    ],
+)
+def test_an_unknown_flag_command_or_method_is_one_line_with_the_nearest_one(arguments, message):
+    code, out, err = typed(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_a_closed_pipe_ends_the_command_quietly():
     reading = subprocess.Popen(
         [sys.executable, "-m", "sightline", "train", "ifam", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -72,27 +122,27 @@ def test_whoever_reads_along_may_stop_reading():
     assert reading.wait() == 141
 
 
-def test_verify_a_weights_file_on_toy_pictures(weights, tmp_path):
+def test_verify_a_weights_file_on_toy_images(weights, tmp_path):
     out = sightline("verify", weights, "--size", 32, "--limit", 3, "--draws", 1, "--out", tmp_path / "c.json")[0]
-    assert "3 toy pictures, looking by given masks, patch by patch" in out
+    assert "3 toy images; sight: given masks, whole patches" in out
     assert "blind  Blind outside its sight" in out
     assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "blind"
-    assert "not kept" not in out
+    assert "not saved" not in out
 
 
-def test_verify_own_pictures_by_attention_and_by_masks(weights, pictures):
+def test_verify_own_images_by_attention_and_by_masks(weights, pictures):
     out = sightline("verify", weights, pictures, "--size", 32, "--draws", 1)[0]
-    assert "3 pictures, looking by its own attention" in out
-    assert "End to end (a figure, not a proof" in out
-    assert "not kept; --out certificate.json keeps it." in out
+    assert "3 images; sight: the 25% most attended patches" in out
+    assert "End to end, measured and not proved" in out
+    assert "not saved; save it with --out certificate.json." in out
     masks = pictures.parent / "masks"
     out = sightline("verify", weights, pictures, "--size", 32, "--masks", masks, "--sight", "pixels", "--draws", 1)[0]
-    assert "pixel by pixel" in out
+    assert "sight: given masks, pixels" in out
     assert "pixels   NaN" in out
 
 
-def test_bad_news_has_another_exit_code(weights, pictures):
-    done = as_a_process("verify", weights, pictures, "--size", 32, "--what", "late", "--draws", 1)
+def test_a_leak_has_exit_code_1(weights, pictures):
+    done = as_a_process("verify", weights, pictures, "--size", 32, "--masking", "late", "--draws", 1)
     assert (done.returncode, "leaks  Not blind" in done.stdout) == (1, True), done.stdout + done.stderr
 
 
@@ -111,7 +161,7 @@ def test_leak_finder_for_ones_own_module(pictures, tmp_path):
         "    return 3\n"
     )
     arguments = ("verify", f"{code}:Mine", pictures, "--size", 32, "--patch", 8, "--draws", 1)
-    assert "They get in at the model itself (Mine)" in sightline(*arguments, expect=1)[0]
+    assert "They enter at the model itself (Mine)" in sightline(*arguments, expect=1)[0]
     assert "No leak found" in sightline(*arguments, "--mask-argument", "visible")[0]
     error = sightline("verify", f"{code}:number", expect=2)[1]
     assert error.strip() == f"sightline: {code}:number: returned a int, not a torch.nn.Module"
@@ -126,22 +176,21 @@ def test_backbones_are_listed():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.safetensors"], "nowhere.safetensors: no such file, and no backbone of that name"),
+        (["nowhere.safetensors"], "nowhere.safetensors: no such file or backbone"),
         (["{broken}"], "{broken}: not a readable safetensors file"),
-        (["{weights}", "{text}"], "{text}: not an image that can be read"),
+        (["{weights}", "{text}"], "{text}: not a readable image"),
         (["{weights}", "nowhere.png"], "nowhere.png: no such file or folder"),
-        (["{weights}", "{empty}"], "{empty}: no pictures in this folder"),
-        (["{weights}", "{pictures}", "--size", "33"], "--size 33: must be a multiple of the patch, 8, such as 32"),
+        (["{weights}", "{empty}"], "{empty}: no images in this folder"),
+        (["{weights}", "{pictures}", "--size", "33"], "--size 33: must be a multiple of the patch size 8, such as 32"),
         (["{weights}", "{pictures}", "--where", "attention", "--sight", "pixels"], "--sight pixels needs masks"),
         (["{weights}", "{pictures}", "--where", "masks"], "--where masks needs a folder of masks"),
         (["{weights}", "{pictures}", "--masks", "{other}"], "no mask of that name"),
-        (["{weights}", "{pictures}", "--share", "2"], "--share 2.0: a share between 0 and 1"),
-        (["{weights}", "--device", "cuda:99"], "--device cuda:99: not to be had here"),
+        (["{weights}", "{pictures}", "--visible-fraction", "2"], "--visible-fraction 2.0: must be between 0 and 1"),
         (["{weights}", "--out", "{text}/c.json", "--size", "32", "--limit", "2", "--draws", "1"], "cannot be written"),
         (["nowhere.py:build"], "nowhere.py: no such file"),
-        (["{code2}", "{pictures}"], "{code2}: say which function returns the module, such as {code2}:build"),
-        (["{weights}", "--patch", "4"], "--patch does not go with {weights}: that is for modules of your own"),
-        (["{weights}", "--draws", "0"], "--draws 0: at least 1"),
+        (["{code2}", "{pictures}"], "{code2}: name the function that returns the module, such as {code2}:build"),
+        (["{weights}", "--patch", "4"], "--patch cannot be used with {weights}: it is for your own modules"),
+        (["{weights}", "--draws", "0"], "--draws 0: must be at least 1"),
         (["{code}:build"], "{code}:2: "),
         (["{code2}:Needy"], "{code2}:Needy: must be callable without arguments"),
         (["{code2}:Odd", "--mask-argument", "visible", "--limit", "2"], "{code2}:Odd: fails on images [2, 3, 224"),
@@ -173,13 +222,13 @@ def test_wrong_input_gets_one_clear_line(arguments, message, weights, pictures, 
     assert message.format(**places) in lines[0]
 
 
-def test_a_mask_must_have_the_size_of_its_picture(weights, pictures):
+def test_a_mask_must_have_the_size_of_its_image(weights, pictures):
     Image.new("L", (7, 5)).save(pictures.parent / "masks" / "1.png")
-    with pytest.raises(ValueError, match=r"1\.png: 7×5 pixels but its picture has 50×40 pixels"):
-        cli.run(Verify(str(weights), (pictures,), masks=pictures.parent / "masks", size=32))
+    with pytest.raises(ValueError, match=r"1\.png: .*7×5 pixels.* 50×40"):
+        load_images(Verify(str(weights), (pictures,), masks=pictures.parent / "masks"), Input(size=(32, 32)))
 
 
-def test_masks_go_through_the_same_geometry_as_their_pictures(tmp_path):
+def test_masks_go_through_the_same_geometry_as_their_images(tmp_path):
     """Also where a backbone cuts the border off."""
     white = Image.new("RGB", (80, 60))
     white.paste((255, 255, 255), (20, 15, 60, 45))
@@ -187,49 +236,49 @@ def test_masks_go_through_the_same_geometry_as_their_pictures(tmp_path):
         (tmp_path / kind / "x").mkdir(parents=True)
         white.save(tmp_path / kind / "x" / "1.png")
     command = Verify("", (tmp_path / "images",), masks=tmp_path / "masks")
-    images, masks = pictures_of(command, Input(size=(32, 32), crop=0.875, resample="bilinear"))
+    images, masks = load_images(command, Input(size=(32, 32), crop=0.875, resample="bilinear"))
     assert ((images[0, 0] > 0.5) != masks[0]).float().mean() < 0.05
 
 
-def test_masks_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
+def test_masks_of_the_same_name_are_matched_by_their_folders(tmp_path):
     for name, level in (("x", 255), ("y", 0)):
         for kind in ("images", "masks"):
             (tmp_path / kind / name).mkdir(parents=True)
             Image.new("L", (8, 8), level).save(tmp_path / kind / name / "1.png")
     command = Verify("", (tmp_path / "images",), masks=tmp_path / "masks")
-    _, masks = pictures_of(command, Input(size=(8, 8)))
+    _, masks = load_images(command, Input(size=(8, 8)))
     assert masks.float().mean(dim=(1, 2)).tolist() == [1.0, 0.0]
     with pytest.raises(ValueError, match="several masks of that name"):
-        pictures_of(Verify("", (tmp_path / "images" / "x" / "1.png",), masks=tmp_path / "masks"), Input(size=(8, 8)))
+        load_images(Verify("", (tmp_path / "images" / "x" / "1.png",), masks=tmp_path / "masks"), Input(size=(8, 8)))
 
 
 @pytest.mark.parametrize("given", ["", "rows.csv"])
-def test_of_data_only_photographs_are_taken_and_each_finds_its_mask(given, toy):
+def test_only_the_images_of_a_dataset_are_read_each_with_its_mask(given, toy):
     expects = Input(size=(64, 64))
     listed = read_rows(toy)
-    alone, _ = pictures_of(Verify("", tuple(listed.image_path(i) for i in range(4)), limit=4), expects)
-    images, masks = pictures_of(Verify("", (toy / given,), masks=toy / "masks", limit=4), expects)
+    alone, _ = load_images(Verify("", tuple(listed.image_path(i) for i in range(4)), limit=4), expects)
+    images, masks = load_images(Verify("", (toy / given,), masks=toy / "masks", limit=4), expects)
     assert torch.equal(images, alone)
-    assert torch.equal(masks, torch.stack([decode(listed, i, Canvas.of(expects)).mask for i in range(4)]))
+    assert torch.equal(masks, torch.stack([decode(listed, i, Preprocess.of(expects)).mask for i in range(4)]))
 
 
-def test_masks_inside_the_folder_of_pictures_are_no_pictures(pictures):
+def test_masks_inside_the_image_folder_are_not_images(pictures):
     expects, masks = Input(size=(32, 32)), pictures.parent / "masks"
-    images, _ = pictures_of(Verify("", (pictures.parent,), masks=masks), expects)
-    assert torch.equal(images, pictures_of(Verify("", (pictures,)), expects)[0])
-    with pytest.raises(ValueError, match="no pictures in this folder but those in"):
-        pictures_of(Verify("", (masks,), masks=masks), expects)
+    images, _ = load_images(Verify("", (pictures.parent,), masks=masks), expects)
+    assert torch.equal(images, load_images(Verify("", (pictures,)), expects)[0])
+    with pytest.raises(ValueError, match="contains no images except the masks in"):
+        load_images(Verify("", (masks,), masks=masks), expects)
 
 
-def test_a_table_may_list_pictures_in_an_archive(pictures):
+def test_a_table_may_list_images_in_an_archive(pictures):
     with zipfile.ZipFile(pictures / "some.zip", "w") as archive:
         archive.write(pictures / "1.png", "inside/1.png")
     (pictures / "rows.csv").write_text("image,label\nsome.zip/inside/1.png,a\n")
     command = Verify("", (pictures,), masks=pictures.parent / "masks")
-    assert [len(some) for some in pictures_of(command, Input(size=(32, 32)))] == [1, 1]
+    assert [len(some) for some in load_images(command, Input(size=(32, 32)))] == [1, 1]
 
 
-def test_the_demo_removes_nothing_of_others(tmp_path):
+def test_the_demo_deletes_no_folder_that_it_did_not_make(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "dear.txt").write_text("keep me")
     error = sightline("demo", "--out", tmp_path / "photos", expect=2)[1]
@@ -237,9 +286,15 @@ def test_the_demo_removes_nothing_of_others(tmp_path):
     assert (tmp_path / "photos" / "dear.txt").read_text() == "keep me"
 
 
-def test_the_demo_shows_what_it_says(tmp_path):
+@pytest.mark.slow
+def test_the_demo_shows_its_claims(tmp_path, monkeypatch):
+    """On fewer and smaller images, with a shorter training of the parts, than a user sees it."""
+    drawn = {"train": 800, "val": 100, "test": 400, "size": 64}
+    monkeypatch.setattr(demo, "SIDE", drawn["size"])
+    monkeypatch.setattr(demo, "PARTS", demo.PARTS | {"epochs": 4, "selector_size": drawn["size"]})
+    monkeypatch.setattr(demo, "write_toy", lambda folder, **settings: write_toy(folder, **settings | drawn))
     out = sightline("demo", "--out", tmp_path / "demo")[0]
-    assert "worst group: " in out
+    assert "Worst-group accuracy: " in out
     for method in ("probe", "erm"):
         metrics = json.loads((tmp_path / "demo" / method / "metrics.json").read_text())["splits"]["test"]
         assert metrics["adjusted"]["low"] > metrics["worst_group"]["high"], "the shortcut must show"

@@ -10,7 +10,9 @@ from rich.console import Console
 
 from sightline.errors import UserError
 from sightline.metrics.comparison import Entry, compare, verdict
-from sightline.metrics.groups import Estimate, Predictions, evaluate
+from sightline.metrics.estimates import Estimate
+from sightline.metrics.groups import evaluate
+from sightline.metrics.predictions import Predictions
 
 CLASSES = ("cat", "dog")
 GROUPS = ("cat in", "cat out", "dog in", "dog out")
@@ -114,7 +116,7 @@ def test_any_run_can_be_the_reference():
     comparison = compare(runs, reference="b")
     assert comparison.reference == "b"
     assert [e.accuracy_gain and round(e.accuracy_gain.value, 2) for e in comparison.entries] == [-0.1, None, 0.1]
-    assert any("2 methods are compared" in warning for warning in comparison.warnings)
+    assert any("2 comparisons at 95 %" in warning for warning in comparison.warnings)
 
 
 def test_without_groups_the_worst_class_is_compared():
@@ -122,7 +124,7 @@ def test_without_groups_the_worst_class_is_compared():
     comparison = compare({"a": [a], "b": [b]})
     assert comparison.worst_of == "class"
     assert comparison.entries[1].worst_gain.value == pytest.approx(0.4)
-    assert "worst class" in comparison.header
+    assert "Worst-class accuracy" in comparison.header
 
 
 def test_rows_fit_the_header_and_say_the_verdict_in_a_word():
@@ -143,7 +145,7 @@ def test_on_a_narrow_screen_no_name_is_cut_short():
     console = Console(width=80, file=io.StringIO())
     console.print(comparison.table())
     lines = console.file.getvalue().splitlines()
-    edge = next(line.index("seeds") for line in lines if "seeds" in line)
+    edge = next(line.index("Seeds") for line in lines if "Seeds" in line)
     first = "".join(line[:edge].strip() for line in lines)
     assert all(name in first for name in names)
     assert not [line for line in lines if "…" in line]
@@ -168,22 +170,22 @@ def test_the_verdict_follows_the_interval(low, high, word):
 def test_other_images_are_refused_with_an_example():
     a = small((90, 80, 70, 60))
     fewer = a.take(np.arange(3, 400))
-    with pytest.raises(UserError, match=r"^a answers 0\.jpg and 2 more, b does not"):
+    with pytest.raises(UserError, match=r"^a predicts 0\.jpg and 2 more, b does not"):
         compare({"a": [a], "b": [fewer]})
-    with pytest.raises(UserError, match=r"^b \(seed 2\) answers 0\.jpg and 2 more, a does not"):
+    with pytest.raises(UserError, match=r"^b \(seed 2\) predicts 0\.jpg and 2 more, a does not"):
         compare({"a": [fewer], "b": [fewer, a]})
     twice = a.take(np.r_[0, np.arange(399)])
-    with pytest.raises(UserError, match=r"^a answers 399\.jpg, b does not"):
+    with pytest.raises(UserError, match=r"^a predicts 399\.jpg, b does not"):
         compare({"a": [a], "b": [twice]})
-    with pytest.raises(UserError, match="not equally often"):
+    with pytest.raises(UserError, match="predict some images more often than others"):
         compare({"a": [twice.take(np.arange(399))], "b": [twice.take(np.r_[np.arange(399), 5])]})
 
 
 def test_other_labels_groups_or_classes_are_refused():
     a = small((90, 80, 70, 60))
-    with pytest.raises(UserError, match=r"0\.jpg has another label or group in b than in a"):
+    with pytest.raises(UserError, match=r"0\.jpg has different labels or groups in b and a"):
         compare({"a": [a], "b": [replace(a, groups=(a.groups + 1) % 4)]})
-    with pytest.raises(UserError, match="do not share their classes and groups"):
+    with pytest.raises(UserError, match="have different classes or groups"):
         compare({"a": [a], "b": [replace(a, classes=("cat", "cow"))]})
 
 
@@ -193,5 +195,5 @@ def test_too_few_runs_and_an_unknown_reference_are_refused():
         compare({"a": [a]})
     with pytest.raises(UserError, match="choose one of a, b"):
         compare({"a": [a], "b": [a]}, reference="c")
-    with pytest.raises(UserError, match="'b' has no answers"):
+    with pytest.raises(UserError, match="'b' has no predictions"):
         compare({"a": [a], "b": []})

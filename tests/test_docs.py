@@ -56,7 +56,7 @@ def place(toy, tmp_path_factory) -> Path:
     with Image.open(next((folder / "my_photos").rglob("*.png"))) as picture:
         picture.convert("RGB").save(folder / "bird.jpg")
     shutil.copy(folder / "bird.jpg", folder / "bird.png")
-    told = ("ifam", toy, *SMALL, "--epochs", 1, "--parts", 2, "--size", 32, "--look-size", 32, "--look-again", "False")
+    told = ("ifam", toy, *SMALL, "--epochs", 1, "--parts", 2, "--size", 32, "--selector-size", 32, "--refine", "False")
     assert typed("train", *told, "--out", folder / "runs" / "x")[0] == 0
     return folder
 
@@ -239,7 +239,7 @@ def test_what_it_costs_is_what_was_counted():
     gflops = {row["variant"]: f"{row['gflops']:.1f}" for row in counted}
     names = ("the default", "pixels, zoom, look at twice the size", "patches", "the dense ViT")
     default, once, patches, dense = (gflops[name] for name in names)
-    sentence = f"{default} GFLOPs per picture ({once} with `--look-again False`), with patches {patches}, for the dense"
+    sentence = f"{default} GFLOPs per picture ({once} with `--refine False`), with patches {patches}, for the dense"
     assert f"{sentence} ViT {dense}" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 

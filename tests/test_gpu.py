@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sightline.config import A2Adapter, Ifam
-from sightline.data.batches import FromCache
+from sightline.data.batches import CacheReader
 from sightline.methods.erm import Classifier
 from sightline.train import train
 
@@ -34,12 +34,12 @@ def never_waiting(work: Callable, calls: list[str]) -> Callable:
 def test_no_step_of_training_waits_for_the_device(toy, tmp_path, monkeypatch, augment, size):
     """From pictures in a cache on the device to the optimiser's step."""
     calls: list[str] = []
-    for owner, name in ((FromCache, "__call__"), (Classifier, "lesson"), (loop(), "take_step")):
+    for owner, name in ((CacheReader, "__call__"), (Classifier, "lesson"), (loop(), "take_step")):
         monkeypatch.setattr(owner, name, never_waiting(getattr(owner, name), calls))
     told = {"augment": augment, "size": size, "precision": "bf16", "cache": tmp_path / "cache", "device": "cuda"}
     folder = train(small(toy, tmp_path / "run", epochs=1, **told))
     assert calls.count("take_step") == 3
-    assert {"FromCache.__call__", "Learner.lesson"} < {*calls}
+    assert {"CacheReader.__call__", "Learner.lesson"} < {*calls}
     assert log_of(folder)[0]["loss"] > 0
 
 

@@ -1,4 +1,4 @@
-"""Sightline in Python and in notebooks: words, pictures of every kind, answers that show themselves."""
+"""Sightline in Python and in notebooks: public words, images of every kind, predictions that display themselves."""
 
 import json
 import subprocess
@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 
 import sightline
-from sightline.config import EarlyMask, Evaluate
+from sightline.config import EarlyMask, Evaluate, Intervene, Predict
 from sightline.errors import UserError
-from sightline.interventions.apply import Intervened, keep
+from sightline.interventions.apply import Intervened, save_intervention
 from sightline.interventions.file import Intervention
 from sightline.methods.ifam import IFam
-from sightline.report.notebook import Answer, ShownSight
+from sightline.report.notebook import ImagePredictions, ImageSight
 from sightline.sight import Sight
 
 from .commands import SMALL, typed
@@ -34,19 +34,19 @@ def files(toy):
     return sorted((toy / "test").glob("*.png"))[:3]
 
 
-def test_one_picture_has_a_name_shares_and_a_sight_to_show(run, files):
-    answer = sightline.load(run).predict(files[0])
-    assert isinstance(answer, Answer)
-    assert isinstance(answer, sightline.Prediction)
-    assert answer.name in ("duck", "stork")
-    assert answer.probabilities.shape == (1, 2)
-    page = answer.sight.show()
+def test_one_image_has_a_class_name_probabilities_and_a_sight_to_show(run, files):
+    prediction = sightline.load(run).predict(files[0])
+    assert isinstance(prediction, ImagePredictions)
+    assert isinstance(prediction, sightline.Prediction)
+    assert prediction.name in ("duck", "stork")
+    assert prediction.probabilities.shape == (1, 2)
+    page = prediction.sight.show()
     assert isinstance(page, Image.Image)
-    assert page.height > 3 * 32  # the picture, what is seen of it, its parts
-    assert answer.sight._repr_png_().startswith(b"\x89PNG")
+    assert page.height > 3 * 32  # the image, its visible part, its parts
+    assert prediction.sight._repr_png_().startswith(b"\x89PNG")
 
 
-def test_pictures_may_be_files_images_arrays_and_tensors(run, files):
+def test_images_may_be_files_pillow_images_arrays_and_tensors(run, files):
     model = sightline.load(run)
     picture = Image.open(files[0]).convert("RGB")
     array = np.asarray(picture)
@@ -63,36 +63,36 @@ def test_pictures_may_be_files_images_arrays_and_tensors(run, files):
 
 
 @pytest.mark.parametrize(
-    ("picture", "complaint"),
+    ("image", "message"),
     [
-        (np.zeros((4, 4, 2), np.uint8), "an array of [4, 4, 2] is no picture"),
+        (np.zeros((4, 4, 2), np.uint8), "an array of shape [4, 4, 2] is not an image"),
         (np.zeros((4, 4, 3)) + 255.0, "divide by 255"),
-        (np.full((4, 4, 3), np.nan), "between 0 and 1"),
-        (np.zeros((4, 4, 3), np.int64), "an array of int64 is no picture"),
+        (np.full((4, 4, 3), np.nan), "values in [0, 1]"),
+        (np.zeros((4, 4, 3), np.int64), "an array of int64 is not an image"),
         (7, "not a int"),
         ("nowhere.png", "nowhere.png: no such file"),
-        ([], "no pictures"),
+        ([], "no images"),
     ],
 )
-def test_what_is_no_picture_is_refused(run, picture, complaint):
+def test_what_is_not_an_image_is_an_error(run, image, message):
     with pytest.raises(UserError) as error:
-        sightline.load(run).predict(picture)
-    assert complaint in str(error.value)
+        sightline.load(run).predict(image)
+    assert message in str(error.value)
 
 
-def test_answers_are_taken_one_by_one(run, files):
-    answers = sightline.load(run).predict(list(files))
-    assert [one.name for one in answers] == answers.names
-    assert answers[-1].sight.pictures.shape == (1, 3, 32, 32)
-    assert torch.equal(answers[1].logits[0], answers.logits[1])
-    assert len(answers[:2]) == 2
-    with pytest.raises(ValueError, match="answers for 3 pictures: take their `names`"):
-        _ = answers.name
+def test_predictions_are_indexed_by_image(run, files):
+    predictions = sightline.load(run).predict(list(files))
+    assert [one.name for one in predictions] == predictions.names
+    assert predictions[-1].sight.images.shape == (1, 3, 32, 32)
+    assert torch.equal(predictions[1].logits[0], predictions.logits[1])
+    assert len(predictions[:2]) == 2
+    with pytest.raises(ValueError, match="predictions for 3 images: use `names`"):
+        _ = predictions.name
     with pytest.raises(IndexError):
-        answers[3]
+        predictions[3]
 
 
-def test_notebooks_show_answers_with_pictures_names_and_shares(run, files):
+def test_notebooks_display_predictions_with_images_names_and_probabilities(run, files):
     html = sightline.load(run).predict(list(files))._repr_html_()
     assert html.count("data:image/png;base64,") == 2 * len(files)
     assert html.count("<img alt=") == 2 * len(files)
@@ -101,20 +101,20 @@ def test_notebooks_show_answers_with_pictures_names_and_shares(run, files):
     assert "stork" in html
 
 
-def test_names_of_classes_are_never_markup():
-    sight = ShownSight(keep=torch.ones(1, 1, 1, dtype=torch.bool), pictures=torch.rand(1, 3, 8, 8))
-    answer = Answer(torch.tensor([[1.0, 0.0]]), sight, None, ("<script>", "b"))
-    assert "<script>" not in answer._repr_html_()
-    assert "&lt;script&gt;" in answer._repr_html_()
+def test_class_names_are_escaped():
+    sight = ImageSight(keep=torch.ones(1, 1, 1, dtype=torch.bool), images=torch.rand(1, 3, 8, 8))
+    prediction = ImagePredictions(torch.tensor([[1.0, 0.0]]), sight, None, ("<script>", "b"))
+    assert "<script>" not in prediction._repr_html_()
+    assert "&lt;script&gt;" in prediction._repr_html_()
 
 
 def test_notebooks_show_a_model_with_its_groups(run):
     html = sightline.load(run)._repr_html_()
-    for words in ("ifam", "trained on toy", "group duck/meadow", "95 % interval", "Right on"):
+    for words in ("ifam", "trained on toy", "Group duck/meadow", "95 % interval", "Accuracy "):
         assert words in html
 
 
-def test_a_sight_without_pictures_shows_its_shape():
+def test_a_sight_without_images_shows_its_shape():
     keep_ = torch.zeros(2, 4, 4, dtype=torch.bool)
     keep_[:, 1, 2] = True
     page = Sight(keep=keep_).show()
@@ -123,26 +123,29 @@ def test_a_sight_without_pictures_shows_its_shape():
     assert boxes.show().height > 30
 
 
-def test_a_loaded_model_is_corrected_as_the_commands_correct_it(run, files, tmp_path):
+def test_load_applies_the_saved_intervention(run, files, tmp_path):
     import shutil
 
     copy = shutil.copytree(run, tmp_path / "copy")
-    keep(sightline.load(copy), Intervention(drop=(1,)))
+    save_intervention(sightline.load(copy), Intervention(drop=(1,)))
     assert isinstance(sightline.load(copy).method, Intervened)
     assert isinstance(sightline.load(copy, intervention=False).method, IFam)
     html = sightline.load(copy)._repr_html_()
-    assert "corrected: without part 1" in html
-    assert "<p>As trained: Right on" in html
+    assert "with intervention: without part 1" in html
+    assert "<p>As trained: Accuracy " in html
     figures = json.loads((copy / "metrics.json").read_text())
     figures["splits"]["test"]["accuracy"]["value"] = 0.123
     (copy / "intervened-drop1").mkdir()
     (copy / "intervened-drop1" / "metrics.json").write_text(json.dumps(figures))
-    assert "<p>Right on 12 %" in sightline.load(copy)._repr_html_()
+    assert "<p>Accuracy 12.3 %;" in sightline.load(copy)._repr_html_()
 
 
 def test_the_public_words_are_there():
-    words = {"load", "train", "evaluate", "verify", "export", "push", "Sight", "Prediction", "SightlineClassifier"}
-    assert words <= set(sightline.__all__)
+    words = {
+        "load", "train", "evaluate", "predict", "verify", "intervene", "report", "Sight", "Prediction", "Method",
+        "export", "push", "pretrain", "find_leak", "load_backbone", "save_backbone", "SightlineClassifier",
+    }  # fmt: skip
+    assert words == set(sightline.__all__)
     for word in sightline.__all__:
         assert callable(getattr(sightline, word)), word
     into: dict = {}
@@ -150,9 +153,14 @@ def test_the_public_words_are_there():
     assert words <= set(into)
 
 
-def test_evaluate_measures_a_run(run):
+def test_evaluate_predict_and_intervene_take_a_configuration(run, files):
     folder = sightline.evaluate(Evaluate(run, split="val", workers=0, device="cpu"))
     assert (folder / "metrics.json").is_file()
+    table = sightline.predict(Predict(run, tuple(files), device="cpu"))
+    assert (table.images, table.unreadable) == (len(files), 0)
+    assert table.text.startswith("image,predicted,p_duck,p_stork\n")
+    outcome = sightline.intervene(Intervene(run, device="cpu"))
+    assert (outcome.parts, outcome.intervention) == (2, None)
 
 
 def test_importing_is_light():
@@ -160,7 +168,7 @@ def test_importing_is_light():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
-def test_a_mask_takes_the_place_of_looking(toy, tmp_path, files):
+def test_a_given_mask_replaces_the_sight(toy, tmp_path, files):
     told = {"backbone": "random:nano", "epochs": 1, "batch": 16, "workers": 0, "device": "cpu", "size": 32}
     model = sightline.load(sightline.train(EarlyMask(toy, out=tmp_path / "run", **told)))
     mask = Image.new("L", Image.open(files[0]).size, 255)

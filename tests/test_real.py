@@ -34,13 +34,15 @@ def birds(expects, count: int, step: int = 97):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_vit_ti_recognises_imagenet_photographs():
-    """An independent forward pass got 79.5 % top-1 and 94.8 % top-5 with this preprocessing."""
+    """An independent forward pass got 79.5 % top-1 and 94.8 % top-5 on all 1000; of every fifth, 162 and 193 of 200."""
     vit = load_backbone(shared("data", "weights", "vit_ti16_augreg_in1k.safetensors"))
     expects = vit.config.input
     assert (expects.mean, expects.std, expects.crop) == ((0.5,) * 3, (0.5,) * 3, 0.9)
     with zipfile.ZipFile(shared("data", "imagenet1k_samples.zip")) as pack:
         rows = list(csv.DictReader(io.TextIOWrapper(pack.open("samples.csv"), encoding="utf-8")))
         hits, top5 = 0, 0
+        assert len(rows) == 1000
+        rows = rows[::5]
         for start in range(0, len(rows), 50):
             some = rows[start : start + 50]
             images = [to_tensor(Image.open(io.BytesIO(pack.read(r["path"]))).convert("RGB"), expects) for r in some]
@@ -48,9 +50,8 @@ def test_vit_ti_recognises_imagenet_photographs():
             best = vit(torch.stack(images)).logits.topk(5, dim=1).indices
             hits += int((best[:, 0] == labels).sum())
             top5 += int((best == labels[:, None]).any(dim=1).sum())
-    assert len(rows) == 1000
-    assert hits >= 790
-    assert top5 >= 940
+    assert hits >= 160
+    assert top5 >= 191
 
 
 @pytest.mark.slow

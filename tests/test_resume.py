@@ -1,4 +1,4 @@
-"""Runs that are interrupted, killed or out of room lose nothing, and end with the same bits."""
+"""Checkpoints and resuming: a run that is interrupted, killed or out of disk space ends with the same bits."""
 
 import errno
 import json
@@ -17,12 +17,12 @@ import torch
 from sightline.errors import UserError
 from sightline.methods.erm import Classifier
 from sightline.train import train
-from sightline.training.checkpoint import Clock, load_tensors
+from sightline.training.checkpoint import CheckpointTimer, load_tensors
 from sightline.training.distributed import make_accelerator
 
 from .small_runs import Stop, command_line, files, log_of, loop, small, stopped_after
 
-ALL = {"average": 0.9, "accumulate": 2, "balance": "classes"}
+ALL = {"ema": 0.9, "grad_accum": 2, "balance": "classes"}
 
 
 @pytest.mark.parametrize(("whole", "changes"), [({}, {}), (ALL, ALL)], ids=["plain", "all"], indirect=["whole"])
@@ -36,28 +36,28 @@ def test_an_interrupted_run_ends_with_the_same_bits(toy, tmp_path, after, whole,
     assert [name for name in whole if resumed[name] != whole[name]] == []
 
 
-def changes(path: Path) -> int:
+def modified(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
 @pytest.mark.slow
 def test_kill_9_at_any_moment_and_resume(toy, tmp_path):
     """Each time it has got further before it is killed, somewhere between one checkpoint and the next."""
-    whole = files(train(small(toy, tmp_path / "whole", epochs=6)))
-    arguments = ("--epochs", "6", "--resume", "--save-minutes", "0")
+    whole = files(train(small(toy, tmp_path / "whole", epochs=12)))
+    arguments = ("--epochs", "12", "--resume", "--save-minutes", "0")
     command = [sys.executable, "-m", "sightline", *command_line(toy, tmp_path / "killed", *arguments)]
     checkpoint = tmp_path / "killed" / "last.safetensors"
-    for wait in (0.0, 0.03, 0.11):
-        before = changes(checkpoint)
+    for wait in (0.0, 0.03):
+        before = modified(checkpoint)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         started = time.monotonic()
-        while changes(checkpoint) == before and process.poll() is None and time.monotonic() - started < 120:
+        while modified(checkpoint) == before and process.poll() is None and time.monotonic() - started < 120:
             time.sleep(0.002)
         time.sleep(wait)
         assert process.poll() is None, "it ended before it was killed"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert changes(checkpoint) != before
+        assert modified(checkpoint) != before
         assert not (tmp_path / "killed" / "metrics.json").exists()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     killed = files(tmp_path / "killed")
@@ -86,47 +86,59 @@ def test_patience_is_remembered_by_a_resumed_run(toy, tmp_path):
     assert len(log_of(folder)) == 4
 
 
-def saves_of(clock: Clock, steps: int, epoch: int, monkeypatch, seconds: float = 1.0) -> list[int]:
-    """The steps, of so many seconds, after which there is a save; an epoch ends after every `epoch` of them."""
-    now, saves = [clock.began], []
+def saves_of(timer: CheckpointTimer, steps: int, epoch: int, monkeypatch, seconds: float = 1.0) -> list[int]:
+    """The steps, of this many seconds, after which a checkpoint is saved; an epoch ends after every `epoch` steps."""
+    now, saves = [timer.began], []
     monkeypatch.setattr("sightline.training.checkpoint.time.monotonic", lambda: now[0])
     for step in range(1, steps + 1):
         now[0] += seconds
-        due = [clock.due(), step % epoch == 0 and clock.due_after_epoch()]
+        due = [timer.due(), step % epoch == 0 and timer.due_after_epoch()]
         saves += [step] if any(due) else []
     return saves
 
 
-def test_saves_come_when_the_time_is_up(monkeypatch):
-    clock = Clock(0.5, make_accelerator("cpu"))
-    assert saves_of(clock, 100, 1000, monkeypatch) == [30, 60, 90]
+def test_checkpoints_are_saved_at_the_interval(monkeypatch):
+    timer = CheckpointTimer(0.5, make_accelerator("cpu"))
+    assert saves_of(timer, 100, 1000, monkeypatch) == [30, 60, 90]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_finished_epoch_waits_no_longer_than_20_seconds(monkeypatch, processes):
-    monkeypatch.setattr("sightline.training.checkpoint.broadcast_object_list", lambda said: said)
+    monkeypatch.setattr("sightline.training.checkpoint.broadcast_object_list", lambda objects: objects)
     accelerator = SimpleNamespace(num_processes=processes)
-    assert saves_of(Clock(10, accelerator), 100, 4, monkeypatch) == [20, 40, 60, 80, 100]  # at the end of the fifth
-    assert saves_of(Clock(10, accelerator), 70, 15, monkeypatch) == [20, 40, 60]  # in the next
-    assert saves_of(Clock(10, accelerator), 100, 30, monkeypatch) == [30, 60, 90]  # those that are long, at once
-    assert saves_of(Clock(0.1, accelerator), 20, 8, monkeypatch) == [6, 12, 18]  # as often as asked for
-    assert saves_of(Clock(0, accelerator), 5, 2, monkeypatch) == [1, 2, 3, 4, 5]
+    assert saves_of(CheckpointTimer(10, accelerator), 100, 4, monkeypatch) == [
+        20,
+        40,
+        60,
+        80,
+        100,
+    ]  # after the fifth epoch
+    assert saves_of(CheckpointTimer(10, accelerator), 70, 15, monkeypatch) == [20, 40, 60]  # in the next
+    assert saves_of(CheckpointTimer(10, accelerator), 100, 30, monkeypatch) == [
+        30,
+        60,
+        90,
+    ]  # long epochs at once
+    assert saves_of(CheckpointTimer(0.1, accelerator), 20, 8, monkeypatch) == [6, 12, 18]  # as often as asked for
+    assert saves_of(CheckpointTimer(0, accelerator), 5, 2, monkeypatch) == [1, 2, 3, 4, 5]
 
 
-def test_short_epochs_share_a_save_and_the_last_is_always_saved(toy, tmp_path, monkeypatch):
+def test_short_epochs_share_a_checkpoint_and_the_last_is_always_saved(toy, tmp_path, monkeypatch):
     saved, real = [], loop().save
-    monkeypatch.setattr(loop(), "save", lambda course: (saved.append(course.state.epoch), real(course)))
+    monkeypatch.setattr(loop(), "save", lambda state: (saved.append(state.position.epoch), real(state)))
     train(small(toy, tmp_path / "run", epochs=4))
     train(small(toy, tmp_path / "patient", epochs=9, patience=2, lr=0.0))
     assert saved == [4, 3]
 
 
-def test_what_a_kill_loses_is_done_again_and_the_best_weights_are_those_of_the_checkpoint(toy, tmp_path, monkeypatch):
+def test_work_lost_in_a_kill_is_repeated_from_the_checkpoint_and_its_best_weights(toy, tmp_path, monkeypatch):
     """Saved after the first epoch, better in the second, killed in the third."""
-    monkeypatch.setattr(Classifier, "examine", lambda self, *_: {"balanced": -self.vit.head.weight.norm().item()})
-    whole = files(train(small(toy, tmp_path / "whole")))
-    monkeypatch.setattr(Clock, "due_after_epoch", lambda _: not (tmp_path / "run" / "last.safetensors").exists())
-    config = small(toy, tmp_path / "run")
+    monkeypatch.setattr(Classifier, "validate", lambda self, *_: {"balanced": -self.vit.head.weight.norm().item()})
+    whole = files(train(small(toy, tmp_path / "whole", size=64)))
+    monkeypatch.setattr(
+        CheckpointTimer, "due_after_epoch", lambda _: not (tmp_path / "run" / "last.safetensors").exists()
+    )
+    config = small(toy, tmp_path / "run", size=64)
     with stopped_after(7), pytest.raises(Stop):
         train(config)
     facts = {name: load_tensors(tmp_path / "run" / f"{name}.safetensors")[1] for name in ("best", "last")}
@@ -143,29 +155,29 @@ def test_ctrl_c_while_validating_saves_the_epoch(toy, tmp_path, whole, monkeypat
         signal.raise_signal(signal.SIGINT)
         return real(self, *arguments)
 
-    monkeypatch.setattr(Classifier, "examine", interrupted)
+    monkeypatch.setattr(Classifier, "validate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(small(toy, tmp_path / "run"))
-    monkeypatch.setattr(Classifier, "examine", real)
+    monkeypatch.setattr(Classifier, "validate", real)
     _, facts = load_tensors(tmp_path / "run" / "last.safetensors")
     assert (facts["epoch"], facts["step"]) == (1, 0)
     assert (tmp_path / "run" / "best.safetensors").exists()
     assert files(train(small(toy, tmp_path / "run", resume=True))) == whole
 
 
-def test_every_step_is_saved_if_asked_for(toy, tmp_path, monkeypatch):
+def test_save_minutes_0_saves_every_step(toy, tmp_path, monkeypatch):
     saved, real = [], loop().save
-    monkeypatch.setattr(loop(), "save", lambda course: (saved.append(course.state.step), real(course)))
+    monkeypatch.setattr(loop(), "save", lambda state: (saved.append(state.position.step), real(state)))
     train(small(toy, tmp_path / "run", epochs=1, save_minutes=0.0))
     assert saved == [1, 2, 3, 0]
 
 
-def test_weights_of_a_lost_loss_are_never_saved(toy, tmp_path, monkeypatch):
+def test_weights_of_a_diverged_loss_are_never_saved(toy, tmp_path, monkeypatch):
     whole, calls = Classifier.forward, []
 
-    def breaks(self, lesson):
+    def breaks(self, batch):
         calls.append(1)
-        losses = whole(self, lesson)
+        losses = whole(self, batch)
         return {"loss": losses["loss"] * (torch.nan if len(calls) == 3 else 1)}
 
     monkeypatch.setattr(Classifier, "forward", breaks)
@@ -176,12 +188,12 @@ def test_weights_of_a_lost_loss_are_never_saved(toy, tmp_path, monkeypatch):
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
-def test_the_best_weights_outlive_a_lost_loss(toy, tmp_path, monkeypatch):
+def test_the_best_checkpoint_survives_a_diverged_loss(toy, tmp_path, monkeypatch):
     whole, calls = Classifier.forward, []
 
-    def breaks(self, lesson):
+    def breaks(self, batch):
         calls.append(1)
-        return {"loss": whole(self, lesson)["loss"] * (torch.nan if len(calls) == 5 else 1)}
+        return {"loss": whole(self, batch)["loss"] * (torch.nan if len(calls) == 5 else 1)}
 
     monkeypatch.setattr(Classifier, "forward", breaks)
     with pytest.raises(UserError, match="in epoch 2; train again with a lower --lr"):
@@ -191,7 +203,7 @@ def test_the_best_weights_outlive_a_lost_loss(toy, tmp_path, monkeypatch):
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
-def test_another_version_on_resuming_is_written_down(toy, tmp_path, monkeypatch):
+def test_other_versions_on_resuming_are_recorded(toy, tmp_path, monkeypatch):
     train(small(toy, tmp_path / "run", epochs=1))
     from sightline.training import run_folder as runs
 
@@ -200,7 +212,7 @@ def test_another_version_on_resuming_is_written_down(toy, tmp_path, monkeypatch)
     assert json.loads((folder / "run.json").read_text())["resumed_with"] == [{"torch": "99"}]
 
 
-def test_a_changed_data_set_is_noticed(toy, tmp_path):
+def test_a_run_is_not_resumed_on_changed_data(toy, tmp_path):
     import shutil
 
     data = tmp_path / "data"
@@ -213,7 +225,7 @@ def test_a_changed_data_set_is_noticed(toy, tmp_path):
 
 @pytest.mark.parametrize("content", [None, b""])
 @pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_a_picture_that_is_missing_is_told_before_training(toy, tmp_path, split, content):
+def test_missing_images_are_reported_before_training(toy, tmp_path, split, content):
     import shutil
 
     data = tmp_path / "data"
@@ -228,16 +240,16 @@ def test_a_picture_that_is_missing_is_told_before_training(toy, tmp_path, split,
     ):
         train(small(data, tmp_path / "run", epochs=1))
     (data / split / "00005.png").unlink()
-    with pytest.raises(UserError, match="one of 2 such pictures"):
+    with pytest.raises(UserError, match="one of 2 such images"):
         train(small(data, tmp_path / "run", epochs=1))
     assert not (tmp_path / "run").exists()
 
 
-def test_other_settings_are_not_mixed_into_a_run(toy, tmp_path):
+def test_a_run_is_not_resumed_with_other_settings(toy, tmp_path):
     train(small(toy, tmp_path / "run", epochs=1))
-    with pytest.raises(UserError, match="there is a run already"):
+    with pytest.raises(UserError, match="contains a run; continue it with --resume"):
         train(small(toy, tmp_path / "run", epochs=1))
-    with pytest.raises(UserError, match=r"begun with other settings \(epochs: 1 became 2\)"):
+    with pytest.raises(UserError, match=r"began with other settings \(epochs: 1 then, 2 now\)"):
         train(small(toy, tmp_path / "run", epochs=2, resume=True))
 
 
@@ -260,20 +272,20 @@ def test_a_full_disk_is_one_clear_line_and_no_half_file(toy, tmp_path):
     assert not (tmp_path / "run" / "best.safetensors").exists()
 
 
-def test_a_disk_that_fills_up_later_loses_nothing(toy, tmp_path, whole):
+def test_a_disk_that_fills_up_later_leaves_the_checkpoint_intact(toy, tmp_path, whole):
     config = small(toy, tmp_path / "run", save_minutes=0.0)
     with stopped_after(4), pytest.raises(Stop):
         train(config)
     kept = (tmp_path / "run" / "last.safetensors").read_bytes()
     result = on_a_disk_of(60_000, toy, tmp_path / "run", "--epochs", "3", "--resume", "--save-minutes", "0")
     assert result.returncode == 2, result.stderr
-    assert "go on with --resume" in result.stderr.splitlines()[-1]
+    assert "continue with --resume" in result.stderr.splitlines()[-1]
     assert (tmp_path / "run" / "last.safetensors").read_bytes() == kept
     assert not list((tmp_path / "run").glob("*.partial"))
     assert files(train(replace(config, resume=True))) == whole
 
 
-def test_a_folder_that_cannot_be_written_is_said_in_one_line(toy, tmp_path, monkeypatch):
+def test_an_unwritable_folder_is_a_user_error(toy, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="cannot be written"):
         train(small(toy, tmp_path / "file" / "run", epochs=1))
@@ -287,7 +299,7 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_line(toy, tmp_path, monk
     assert not list((tmp_path / "run").glob("*.partial"))
 
 
-def test_killed_before_anything_was_written_a_run_can_begin_again(toy, tmp_path):
+def test_a_run_killed_before_anything_was_written_can_start_again(toy, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json.123.partial").write_text("{")
     folder = train(small(toy, tmp_path / "run", epochs=1))

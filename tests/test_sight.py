@@ -83,7 +83,7 @@ def test_sizes_that_do_not_fit_are_refused():
         cell_share(torch.ones(1, 5, 4, dtype=torch.bool), (2, 2))
     with pytest.raises(ValueError, match="keep_pixels is for images of"):
         Sight(keep_pixels=grid("##", "##")).visible((4, 4))
-    with pytest.raises(ValueError, match="says nothing"):
+    with pytest.raises(ValueError, match="does not define"):
         Sight().visible((4, 4))
 
 
@@ -93,14 +93,16 @@ def test_prediction():
     torch.testing.assert_close(prediction.probabilities.sum(dim=1), torch.ones(2))
 
 
-def test_the_interface_is_three_calls():
-    class Complete:
-        def look(self, images): ...
-        def judge(self, images, sight): ...
-        def maps(self, images): ...
+def test_a_method_must_declare_whether_it_is_blind():
+    class Undeclared(Method):
+        pass
 
-    class Blind:
-        def judge(self, images, sight): ...
+    class Declared(Method):
+        blind = True
 
-    assert isinstance(Complete(), Method)
-    assert not isinstance(Blind(), Method)
+    with pytest.raises(TypeError, match="Undeclared must declare `blind`"):
+        Undeclared()
+    images = torch.zeros(1, 3, 2, 2)
+    for call in (Declared().look, Declared().maps, lambda x: Declared().judge(x, Sight.everything(x))):
+        with pytest.raises(NotImplementedError):
+            call(images)

@@ -1,4 +1,4 @@
-"""Sightline as scikit-learn knows classifiers."""
+"""Sightline as a scikit-learn estimator."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ QUICK = {"backbone": "random:nano", "size": 32, "batch": 8, "device": "cpu"}
 
 
 def coloured(count=24):
-    """Red and blue pictures."""
+    """Red and blue images."""
     generator = np.random.default_rng(0)
     labels = np.arange(count) % 2
     colours = np.where(labels[:, None] == 0, (200, 30, 30), (30, 30, 200))
@@ -34,14 +34,14 @@ def test_fit_predict_and_score(fitted):
     assert fitted.classes_.tolist() == [2, 10]  # as numbers, not as words
     assert fitted.predict(images).tolist() == np.where(labels, 10, 2).tolist()
     assert fitted.score(images, np.where(labels, 10, 2)) == 1
-    shares = fitted.predict_proba(images)
-    assert shares.shape == (24, 2)
-    np.testing.assert_allclose(shares.sum(axis=1), 1, atol=1e-5)
-    assert (shares.argmax(axis=1) == labels).all()
+    probabilities = fitted.predict_proba(images)
+    assert probabilities.shape == (24, 2)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
+    assert (probabilities.argmax(axis=1) == labels).all()
     assert fitted.predict_proba([]).shape == (0, 2)
 
 
-def test_pictures_may_be_paths(fitted, tmp_path):
+def test_images_may_be_paths(fitted, tmp_path):
     images, labels = coloured(8)
     paths = [tmp_path / f"{i}.png" for i in range(8)]
     for image, path in zip(images, paths, strict=True):
@@ -49,7 +49,7 @@ def test_pictures_may_be_paths(fitted, tmp_path):
     other = SightlineClassifier("probe", **QUICK).fit([str(p) for p in paths], [("red", "blue")[k] for k in labels])
     assert set(other.predict(paths)) == {"red", "blue"}
     assert other.model_.predict(paths[0]).name == "red"
-    assert not list(other.run_.parent.glob("pictures/*"))  # none is copied
+    assert not list(other.run_.parent.glob("images/*"))  # none is copied
 
 
 def test_parameters_are_read_set_and_cloned():
@@ -76,38 +76,38 @@ def test_groups_and_masks_reach_the_run(tmp_path):
     told = SightlineClassifier("early-mask", **QUICK, epochs=1, settings={"sight": "pixels"}, folder=tmp_path / "kept")
     told.fit(images, labels, groups=labels // 1 + np.arange(24) % 2, masks=list(masks))
     facts = told.model_.run.facts
-    assert facts["config"]["pixels"] is True
+    assert facts["config"]["sight"] == "pixels"
     assert len(facts["data"]["group_names"]) > 1
     assert (tmp_path / "kept" / "run" / "best.safetensors").is_file()
-    with pytest.raises(UserError, match="is not empty"):
+    with pytest.raises(UserError, match="not empty"):
         told.fit(images, labels)
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "message"),
     [
-        ({"method": "magic"}, "method='magic': no such method; there are a2"),
-        ({"settings": {"colour": 1}}, "colour: is no setting of probe, which has"),
-        ({"epochs": 3}, "epochs: is no setting of probe"),
-        ({"settings": {"out": "x"}}, "out: is no setting of probe"),
-        ({"validation": 1.0}, "validation=1.0: a share between 0 and 1"),
-        ({"method": "dfr"}, "groups: dfr needs one for each picture: fit(..., groups=...)"),
-        ({"select": "worst-group"}, "groups: select='worst-group' needs one"),
-        ({"method": "erm", "settings": {"balance": "groups"}}, "groups: balance='groups' needs one"),
+        ({"method": "magic"}, "method='magic': no such method; choose one of a2"),
+        ({"settings": {"colour": 1}}, "colour: not a setting of probe, which has"),
+        ({"epochs": 3}, "epochs: not a setting of probe"),
+        ({"settings": {"out": "x"}}, "out: not a setting of probe"),
+        ({"validation": 1.0}, "validation=1.0: must be a fraction between 0 and 1"),
+        ({"method": "dfr"}, "groups: dfr needs a group for each image; use fit(..., groups=...)"),
+        ({"select": "worst-group"}, "groups: select='worst-group' needs a group"),
+        ({"method": "erm", "settings": {"balance": "groups"}}, "groups: balance='groups' needs a group"),
     ],
 )
-def test_what_makes_no_sense_is_refused(changes, complaint):
+def test_invalid_settings_are_rejected(changes, message):
     images, labels = coloured(8)
     with pytest.raises(UserError) as error:
         SightlineClassifier(**{"method": "probe"} | QUICK | changes).fit(images, labels)
-    assert complaint in str(error.value)
+    assert message in str(error.value)
 
 
-def test_labels_that_do_not_fit_are_refused():
+def test_labels_of_the_wrong_number_are_rejected():
     images, labels = coloured(8)
-    with pytest.raises(UserError, match="y: 7 for 8 pictures"):
+    with pytest.raises(UserError, match="y: 7 for 8 images"):
         SightlineClassifier("probe", **QUICK).fit(images, labels[:7])
     with pytest.raises(UserError, match="at least two classes"):
         SightlineClassifier("probe", **QUICK).fit(images, np.zeros(8))
-    with pytest.raises(UserError, match="groups: 1 for 8 pictures"):
+    with pytest.raises(UserError, match="groups: 1 for 8 images"):
         SightlineClassifier("probe", **QUICK).fit(images, labels, groups=["a"])

@@ -1,4 +1,4 @@
-"""The loop: what it learns, and that nothing but the question decides what comes out."""
+"""The training loop: what it learns, reproducibility, checkpoint selection, learning-rate schedule, EMA."""
 
 import csv
 import hashlib
@@ -16,15 +16,16 @@ from sightline.config import Probe
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
-from sightline.train import cosine, train, update_ema
+from sightline.train import train
 from sightline.training.distributed import make_accelerator
+from sightline.training.schedule import cosine_decay, update_ema
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.features import cls_features
 
 from .small_runs import files, log_of, loop, small, table
 
 
-def test_a_run_folder_remembers_everything(toy, tmp_path):
+def test_the_run_folder_records_configuration_data_metrics_and_predictions(toy, tmp_path):
     folder = train(small(toy, tmp_path / "run"))
     facts = json.loads((folder / "run.json").read_text())
     assert facts["method"] == "erm"
@@ -39,11 +40,11 @@ def test_a_run_folder_remembers_everything(toy, tmp_path):
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["selected_by"] == "balanced"
     with (folder / "predictions" / "test.csv").open(newline="") as file:
-        answers = list(csv.DictReader(file))
-    assert len(answers) == 48
+        predictions = list(csv.DictReader(file))
+    assert len(predictions) == 48
     model = load(folder)
-    prediction = model.predict(toy / answers[0]["image"])
-    assert model.classes[prediction.labels.item()] == answers[0]["predicted"]
+    prediction = model.predict(toy / predictions[0]["image"])
+    assert model.classes[prediction.labels.item()] == predictions[0]["predicted"]
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(toy, tmp_path, whole):
@@ -56,7 +57,7 @@ def test_caches_and_workers_change_nothing(toy, tmp_path, whole):
     assert files(train(small(toy, tmp_path / "cached", cache=tmp_path / "cache", workers=1))) == whole
 
 
-def test_it_is_the_best_epoch_on_validation_data_that_is_kept(toy, tmp_path):
+def test_the_checkpoint_of_the_best_validation_epoch_is_kept(toy, tmp_path):
     folder = train(small(toy, tmp_path / "run", epochs=4))
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     best = max(line["balanced"] for line in log)
@@ -64,15 +65,15 @@ def test_it_is_the_best_epoch_on_validation_data_that_is_kept(toy, tmp_path):
     assert metrics["splits"]["val"]["balanced"]["value"] == pytest.approx(best, abs=1e-9)
 
 
-def test_accumulation_computes_the_same_step(toy, tmp_path):
+def test_gradient_accumulation_computes_the_same_step(toy, tmp_path):
     whole = train(small(toy, tmp_path / "whole", epochs=1))
-    parts = train(small(toy, tmp_path / "parts", epochs=1, accumulate=4))
+    parts = train(small(toy, tmp_path / "parts", epochs=1, grad_accum=4))
     losses = [json.loads((run / "log.jsonl").read_text())["loss"] for run in (whole, parts)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_frozen_backbone_stays_as_it_was(toy, tmp_path):
-    folder = train(small(toy, tmp_path / "run", frozen=True, epochs=1))
+    folder = train(small(toy, tmp_path / "run", freeze_backbone=True, epochs=1))
     before = load_backbone("random:nano", classes=2, seed=0).state_dict()
     after = load(folder).method.vit.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -84,56 +85,56 @@ def test_early_stopping(toy, tmp_path):
     assert len((folder / "log.jsonl").read_text().splitlines()) == 3
 
 
-def test_the_schedule_is_the_papers():
-    assert cosine(0, 90) == 1.0
-    assert cosine(45, 90) == pytest.approx(0.5)
-    assert cosine(89, 90) == pytest.approx(0.5 * (1 + np.cos(np.pi * 89 / 90)))
+def test_cosine_decay_is_that_of_the_papers():
+    assert cosine_decay(0, 90) == 1.0
+    assert cosine_decay(45, 90) == pytest.approx(0.5)
+    assert cosine_decay(89, 90) == pytest.approx(0.5 * (1 + np.cos(np.pi * 89 / 90)))
 
 
-def test_probe_plain_and_tuned(toy, tmp_path):
-    for plain in (True, False):
+def test_probe_tuned_and_untuned(toy, tmp_path):
+    for untuned in (True, False):
         config = Probe(
-            data=toy, out=tmp_path / f"plain-{plain}", backbone="random:nano", workers=0, device="cpu", plain=plain,
-            cache=tmp_path / "features",
+            data=toy, out=tmp_path / f"untuned-{untuned}", backbone="random:nano", workers=0, device="cpu",
+            untuned=untuned, cache=tmp_path / "features",
         )  # fmt: skip
         folder = train(config)
         line = json.loads((folder / "log.jsonl").read_text())
-        assert line["standardized"] is not plain
-        assert (line["c"] == 1.0) or not plain
+        assert line["standardized"] is not untuned
+        assert (line["c"] == 1.0) or not untuned
         metrics = json.loads((folder / "metrics.json").read_text())
         assert metrics["splits"]["val"]["balanced"]["value"] == pytest.approx(line["balanced"], abs=1e-9)
-        assert metrics["selected_by"] == (None if plain else "balanced")
+        assert metrics["selected_by"] == (None if untuned else "balanced")
         assert json.loads((train(replace(config, resume=True)) / "log.jsonl").read_text()) == line, "no second line"
     assert len(list((tmp_path / "features").glob("features-*.safetensors"))) == 2, "computed once for both"
 
 
-def test_a_loss_that_is_no_number_stops_with_a_remedy(toy, tmp_path, monkeypatch):
+def test_a_diverged_loss_stops_with_advice(toy, tmp_path, monkeypatch):
     from sightline.methods.erm import Classifier
 
-    broken = lambda self, lesson: {"loss": self.vit(lesson.images).logits.sum() * torch.nan}  # noqa: E731
+    broken = lambda self, batch: {"loss": self.vit(batch.images).logits.sum() * torch.nan}  # noqa: E731
     monkeypatch.setattr(Classifier, "forward", broken)
     with pytest.raises(UserError, match="lower --lr"):
         train(small(toy, tmp_path / "run", epochs=1))
 
 
-@pytest.mark.parametrize("told", [{"workers": 0}, {"workers": 1}, {"cache": True}, {"split": "test"}, {"probe": True}])
-def test_a_picture_that_cannot_be_read_says_what_finds_all_of_them(toy, tmp_path, told):
+@pytest.mark.parametrize("case", [{"workers": 0}, {"workers": 1}, {"cache": True}, {"split": "test"}, {"probe": True}])
+def test_the_error_about_a_damaged_image_suggests_check(toy, tmp_path, case):
     data = shutil.copytree(toy, tmp_path / "toy")
-    damaged = next((data / told.get("split", "train")).glob("*.png"))
+    damaged = next((data / case.get("split", "train")).glob("*.png"))
     damaged.write_bytes(damaged.read_bytes()[:200])
     settings = {
         "epochs": 1,
-        "workers": told.get("workers", 0),
-        "cache": tmp_path / "cache" if "cache" in told else None,
+        "workers": case.get("workers", 0),
+        "cache": tmp_path / "cache" if "cache" in case else None,
     }
     config = small(data, tmp_path / "run", **settings)
-    if "probe" in told:
+    if "probe" in case:
         config = Probe(data, "random:nano", tmp_path / "run", workers=0, device="cpu")
     with pytest.raises(UserError) as caught:
         train(config)
-    said = str(caught.value)
-    assert said.startswith(f"{damaged}: a damaged image (")
-    assert said.endswith(f"; restore it or remove it; `sightline check {data}` finds all such files")
+    message = str(caught.value)
+    assert message.startswith(f"{damaged}: damaged image (")
+    assert message.endswith(f"; restore or remove it; `sightline check {data}` lists all such files")
 
 
 def test_nothing_is_written_outside_the_run_folder(toy, tmp_path):
@@ -145,38 +146,39 @@ def test_nothing_is_written_outside_the_run_folder(toy, tmp_path):
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 
-def test_the_moving_average_warms_up_as_published():
-    model, average = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
+def test_the_ema_decay_ramps_up_as_published():
+    model, ema = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
     expected = None
     for step in range(6):
         torch.nn.init.constant_(model.weight, float(step))
-        update_ema(average, model, 0.6, step)
+        update_ema(ema, model, 0.6, step)
         decay = min(0.6, 1 - (1 + step) ** (-2 / 3))
         expected = float(step) if expected is None else decay * expected + (1 - decay) * step
-        assert average.weight.item() == pytest.approx(expected)
+        assert ema.weight.item() == pytest.approx(expected)
 
 
-def test_the_rate_rises_step_by_step_and_the_log_tells_what_was_reached(toy, tmp_path, monkeypatch):
+def test_warmup_is_linear_per_step_and_the_log_has_the_learning_rate(toy, tmp_path, monkeypatch):
     """Over one and a half epochs of three steps, under the cosine."""
     rates, real = [], loop().train_step
 
-    def train_step(wrapped, lesson, optimizer, *more):
+    def train_step(wrapped, batch, optimizer, *more):
         rates.append([group["lr"] for group in optimizer.param_groups])
-        return real(wrapped, lesson, optimizer, *more)
+        return real(wrapped, batch, optimizer, *more)
 
-    monkeypatch.setattr(loop(), "take_step", train_step)
-    log = log_of(train(small(toy, tmp_path / "run", warmup=1.5, head_lr=4.0)))
+    monkeypatch.setattr(loop(), "train_step", train_step)
+    log = log_of(train(small(toy, tmp_path / "run", warmup=1.5, head_lr_factor=4.0)))
     full = 3e-4 * (32 / 128) ** 0.5
-    warmup_factor = [min(1, (step + 1) / 4.5) * cosine(step // 3, 3) * full for step in range(9)]
-    assert [min(groups) for groups in rates] == pytest.approx(warmup_factor)
-    assert [max(groups) for groups in rates] == pytest.approx([4 * rate for rate in warmup_factor])
-    assert [line["lr"] for line in log] == pytest.approx(warmup_factor[2::3])
+    expected = [min(1, (step + 1) / 4.5) * cosine_decay(step // 3, 3) * full for step in range(9)]
+    assert [min(groups) for groups in rates] == pytest.approx(expected)
+    assert [max(groups) for groups in rates] == pytest.approx([4 * rate for rate in expected])
+    assert [line["lr"] for line in log] == pytest.approx(expected[2::3])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="compiling for the CPU needs a C++ compiler")
-def test_compiled_blocks_learn_what_plain_ones_do(toy, tmp_path):
-    plain, compiled = (train(small(toy, tmp_path / str(how), epochs=1, compile=how)) for how in (False, True))
+def test_compiled_blocks_train_as_uncompiled_ones(toy, tmp_path):
+    """All batches have one shape, so that every block is compiled once."""
+    plain, compiled = (train(small(toy, tmp_path / str(how), epochs=1, batch=16, compile=how)) for how in (False, True))
     assert log_of(compiled)[0]["loss"] == pytest.approx(log_of(plain)[0]["loss"], rel=1e-4)
     ours, theirs = (load(run).method.state_dict() for run in (plain, compiled))
     assert ours.keys() == theirs.keys(), "names are as without compiling"
@@ -184,14 +186,14 @@ def test_compiled_blocks_learn_what_plain_ones_do(toy, tmp_path):
         torch.testing.assert_close(theirs[name], tensor, rtol=1e-2, atol=1e-3)
 
 
-def test_the_log_tells_the_rate_and_the_batch_that_were_used(toy, tmp_path):
-    """96 training pictures do not fill a batch of 512."""
+def test_the_log_has_the_actual_learning_rate_and_batch_size(toy, tmp_path):
+    """96 training images do not fill a batch of 512."""
     line = log_of(train(small(toy, tmp_path / "run", epochs=1, batch=512)))[0]
     assert line["batch"] == 96
     assert line["lr"] == pytest.approx(3e-4 * (96 / 128) ** 0.5)
 
 
-def test_the_head_answers_in_full_precision_also_under_autocast(toy, tmp_path):
+def test_the_probe_predicts_in_full_precision_also_under_autocast(toy, tmp_path):
     config = Probe(data=toy, out=tmp_path / "run", backbone="random:nano", workers=0, device="cpu", precision="bf16")
     folder = train(config)
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -223,7 +225,7 @@ def test_features_of_files_that_changed_but_kept_their_size_are_computed_anew(to
     np.testing.assert_array_equal(second[1:], first[1:])
 
 
-def test_a_run_names_its_device_data_and_weights_file(toy, tmp_path):
+def test_a_run_records_its_device_data_and_weights_file(toy, tmp_path):
     weights = tmp_path / "nano.safetensors"
     save_backbone(load_backbone("random:nano", seed=3), weights)
     folder = train(small(Path(os.path.relpath(toy)), tmp_path / "run", epochs=1, backbone=str(weights)))

@@ -75,20 +75,20 @@ def without_attention(backbone: Backbone) -> Lines:
     """Whole images at two sizes, crops that do not look, several scales and DFR."""
     what, larger = backbone.name, f"--size {2 * backbone.side}"
     lines = {
-        f"centre, {what}": "centre-crop --crop 4/7",
-        f"centre 2/7, {what}": f"centre-crop --crop {CROP}",
-        f"random, {what}": f"random-crop --crop {CROP}",
+        f"centre, {what}": "centre-crop --crop-size 4/7",
+        f"centre 2/7, {what}": f"centre-crop --crop-size {CROP}",
+        f"random, {what}": f"random-crop --crop-size {CROP}",
         f"full at twice the size, {what}": f"probe {larger}",
-        f"full at twice the size, {what}, plain": f"probe --plain {larger}",
+        f"full at twice the size, {what}, plain": f"probe --untuned {larger}",
         f"S2, {what}": "s2",
-        f"DFR val, {what}": "dfr --kind val",
-        f"DFR train, {what}": "dfr --kind train",
+        f"DFR val, {what}": "dfr --fit-on val",
+        f"DFR train, {what}": "dfr --fit-on train",
     }
     return {name: f"{line} --backbone @{what}" for name, line in lines.items()}
 
 
 def full(what: str) -> Lines:
-    return {f"full, {what}": f"probe --backbone @{what}", f"full, {what}, plain": f"probe --plain --backbone @{what}"}
+    return {f"full, {what}": f"probe --backbone @{what}", f"full, {what}, plain": f"probe --untuned --backbone @{what}"}
 
 
 def a2(
@@ -96,22 +96,24 @@ def a2(
 ) -> Lines:
     """`how` names the change from the default; without it, the look is the selected one."""
     name = f"A2 {where}>{what}{f', {how}' * bool(how)}"
-    return {name: f"{method} --where @{where} {look.flags} --crop {crop}{f' {flags}' * bool(flags)} --backbone @{what}"}
+    return {
+        name: f"{method} --where @{where} {look.flags} --crop-size {crop}{f' {flags}' * bool(flags)} --backbone @{what}"
+    }
 
 
 def with_selected_look(where: str, what: str, look: Look, *, more: bool) -> Lines:
     lines = a2(where, what, look)
     if more:
-        lines |= a2(where, what, look, "plain", flags="--plain")
+        lines |= a2(where, what, look, "plain", flags="--untuned")
         for kind in ("val", "train"):
-            lines |= a2(where, what, look, f"DFR {kind}", method="a2-dfr", flags=f"--kind {kind}")
+            lines |= a2(where, what, look, f"DFR {kind}", method="a2-dfr", flags=f"--fit-on {kind}")
     return lines
 
 
 def counts_and_sizes(where: str, what: str, look: Look, *, sizes: bool) -> Lines:
-    lines = joined(a2(where, what, look, f"{count} crops", flags=f"--crops {count}") for count in COUNTS)
+    lines = joined(a2(where, what, look, f"{count} crops", flags=f"--crop-count {count}") for count in COUNTS)
     if sizes:
-        lines |= {f"oracle {mass:g}, {what}": f"oracle --mass {mass:g} --crop {CROP} --backbone @{what}"
+        lines |= {f"oracle {mass:g}, {what}": f"oracle --mass {mass:g} --crop-size {CROP} --backbone @{what}"
                   for mass in MASSES}  # fmt: skip
         lines |= joined(a2(where, what, look, f"crops {crop}", crop=crop) for crop in CROP_SIZES)
     return lines

@@ -22,16 +22,16 @@ MEASURED = ("interventions",)
 NOISE_ROWS = ("iFAM K=8", "PDiscoFormer K=8")  # searched with shuffled labels, too
 
 # 200 species have few images each: twice as many steps.
-SPECIES = " --sight patches --batch 64 --balance none --average None"
+SPECIES = " --sight patches --batch 64 --balance none --ema None"
 WITHOUT_SHAPING = " ".join(
     f"--shaping.{name.replace('_', '-')} 0"
     for name in ("total_variation", "entropy", "equivariance", "orthogonality", "presence", "background")
 )
-NOT_AVERAGED = " --average None"
+NOT_AVERAGED = " --ema None"
 DROPOUTS = (0.0, 0.1, 0.5)  # and 0.3, the default
 # The paper's Table 5, K = 4; without the second stage it is PDiscoFormer.
 ABLATED = {
-    "soft masks": "--soft",
+    "soft masks": "--soft-mask",
     "no shaping": WITHOUT_SHAPING,
     "no stage-1 classification": "--classify-parts 0",
     "frozen stage 2": "--freeze-predictor",
@@ -41,8 +41,8 @@ ABLATED = {
 PRECISIONS = {
     "bf16": "--precision bf16",
     "fp32": "--precision fp32",
-    "bf16, averaged": "--precision bf16 --average 0.999",
-    "fp32, averaged": "--precision fp32 --average 0.999",
+    "bf16, averaged": "--precision bf16 --ema 0.999",
+    "fp32, averaged": "--precision fp32 --ema 0.999",
 }
 TIMED_EPOCHS = 3  # the speed is that of the last one
 
@@ -103,7 +103,7 @@ def pair() -> list[Row]:
 def birds() -> list[Row]:
     rows = with_parts("birds", PATCHES, 4, (16,)) + ablations("birds", PATCHES)
     for how, flags in PRECISIONS.items():
-        line = f"ifam --parts 4{PATCHES.replace(NOT_AVERAGED, '')} {flags}{NOT_AVERAGED * ('--average' not in flags)}"
+        line = f"ifam --parts 4{PATCHES.replace(NOT_AVERAGED, '')} {flags}{NOT_AVERAGED * ('--ema' not in flags)}"
         rows += [Row("birds", f"iFAM K=4, {how}", line)] * (how != "bf16")  # which is iFAM K=4
         rows.append(Row("birds", f"iFAM K=4, timed, {how}", f"{line} --epochs {TIMED_EPOCHS}", timed=True))
     return rows

@@ -54,7 +54,7 @@ class Masks:
 
     @property
     def flags(self) -> str:
-        return f"--per-class {self.per_class}" + (f" --classes {self.of}" if self.of else "")
+        return f"--masks-per-class {self.per_class}" + (f" --mask-classes {self.of}" if self.of else "")
 
     @property
     def words(self) -> str:
@@ -65,13 +65,13 @@ class Masks:
 ABLATIONS = {
     "rollout": "--relevance rollout",
     "attention": "--relevance attention",
-    "no background": "--background 0",
-    "no foreground": "--foreground 0",
-    "no answer": "--answering 0",
-    "only background": "--foreground 0 --answering 0",
-    "only foreground": "--background 0 --answering 0",
-    "label": "--answer label",
-    "second order": "--second-order",
+    "no background": "--background-weight 0",
+    "no foreground": "--foreground-weight 0",
+    "no answer": "--classification-weight 0",
+    "only background": "--foreground-weight 0 --classification-weight 0",
+    "only foreground": "--background-weight 0 --classification-weight 0",
+    "label": "--classification-target label",
+    "second order": "--double-backward",
 }
 ABLATED = {
     "birds": tuple(ABLATIONS),
@@ -97,11 +97,13 @@ IMAGENET = "robustvit --epochs 25 --masks tokencut:SELF --backbone TI"
 
 def robustvit(masks: Masks, how: str = "", start: str = "ERM", rate: str = "RATE") -> str:
     flags = f" {how}" if how else ""
-    return f"robustvit --from '@{start}' {masks.flags} --epochs {masks.epochs} --lr {rate}{flags}"
+    return f"robustvit --init-from '@{start}' {masks.flags} --epochs {masks.epochs} --lr {rate}{flags}"
 
 
 def penalised(method: str, masks: Masks, rate: str = "RATE", start: str = "ERM") -> str:
-    return f"{method} --from {shlex.quote(f'@{start}')} {masks.flags} --epochs {masks.epochs} --batch 8 --lr {rate}"
+    return (
+        f"{method} --init-from {shlex.quote(f'@{start}')} {masks.flags} --epochs {masks.epochs} --batch 8 --lr {rate}"
+    )
 
 
 # ---- rows by dataset -------------------------------------------------------------------------------------------------
@@ -149,13 +151,13 @@ def selected_rows(kind: str) -> list[Row]:
         return [
             *rows_with(kind, "RobustViT", line, SEEDS_OF[kind], ALONE),
             *rows_with(kind, "RobustViT, attention", f"{line} --relevance attention", measures=()),
-            *rows_with(kind, "RobustViT, label", f"{line} --answer label", measures=()),
+            *rows_with(kind, "RobustViT, label", f"{line} --classification-target label", measures=()),
         ]
     masks, seeds = HEADLINE[kind], SEEDS_OF[kind] if kind == "birds" else (0,)
     rows = rows_with(kind, "RobustViT", robustvit(masks), SEEDS_OF[kind], CURVES)
     for method, name in PENALISED.items():
         rows += rows_with(kind, name, penalised(method, masks), seeds)
-    rows += rows_with(kind, "MaskTune", "masktune --from @ERM", seeds)
+    rows += rows_with(kind, "MaskTune", "masktune --init-from @ERM", seeds)
     if kind == "si":
         return rows
     counts = BIRDS_COUNTS if kind == "birds" else CUB_COUNTS
@@ -175,7 +177,7 @@ def from_self_supervised(kind: str, counts: Sequence[Masks]) -> list[Row]:
         rows += rows_with(kind, f"RobustViT{how}{of}", robustvit(count, start=start), measures=MASKS if how else CURVES)
     for method, name in PENALISED.items():
         rows += rows_with(kind, f"{name}{of}", penalised(method, masks, start=start), measures=CURVES)
-    line = f"masktune --from {shlex.quote(f'@{start}')}"
+    line = f"masktune --init-from {shlex.quote(f'@{start}')}"
     return rows + rows_with(kind, f"MaskTune{of}", line, measures=CURVES)
 
 

@@ -11,27 +11,27 @@ from sightline.errors import UserError
 
 BRIEF = "--epochs 14 --lr 5e-5"  # whole images and given masks
 LONG = "--epochs 30 --lr 3e-5"  # the epochs and learning rate of iFAM; head and its learning rate are their own
-EXACT = "--pixels --at-least 0.1"
-PLAIN = "--batch 128 --balance none --average None"  # the papers' recipe, which is not iFAM's default here
+EXACT = "--sight pixels --patch-threshold 0.1"
+PLAIN = "--batch 128 --balance none --ema None"  # the papers' recipe, which is not iFAM's default here
 PATCHES = f" --sight patches {PLAIN}"  # iFAM as in the papers
-COARSE = f" --look-size 224 {PLAIN}"  # pixel-exact, all else as in the papers
+COARSE = f" --selector-size 224 {PLAIN}"  # pixel-exact, all else as in the papers
 
 SALIENCY = {"U2-Net": "u2net:U2NET", "FOUND": "found:SELF", "TokenCut": "tokencut:SELF"}
 FILLS = ("black", "white", "grey", "noise")
 # One option changed from the default, each.
 OTHERWISE = {
-    "look 224": "--look-size 224",
-    "look once": "--look-again False",
-    "no zoom": "--look-again False --zoom False",
-    "unguided": "--guide 0",
-    "surely": "--sure 0.7",
+    "look 224": "--selector-size 224",
+    "look once": "--refine False",
+    "no zoom": "--refine False --zoom False",
+    "unguided": "--guide-radius 0",
+    "surely": "--pixel-threshold 0.7",
     "mask gradient": "--mask-gradient True",
     "never hidden": "--mask-dropout 0",
-    "frozen selector": "--tune-selector nothing",
+    "frozen selector": "--tune-selector none",
     "whole selector": "--tune-selector all",
     "unbalanced": "--balance none",
     "balanced draws": "--balance classes",
-    "not averaged": "--average None",
+    "not averaged": "--ema None",
     "selected by groups": "--select worst-group",
 }
 
@@ -49,7 +49,7 @@ PAPERS_ROWS: dict[str, str] = {
     "PDiscoFormer K=4": "pdiscoformer --parts 4",
     "PDiscoFormer K=8": "pdiscoformer --parts 8",
     **{f"iFAM K={k}": f"ifam --parts {k}{PATCHES}" for k in (1, 4, 8)},
-    "iFAM K=4, soft": f"ifam --parts 4{PATCHES} --soft",
+    "iFAM K=4, soft": f"ifam --parts 4{PATCHES} --soft-mask",
     **{f"iFAM K={k}, no mask gradient": f"ifam --parts {k}{PATCHES} --mask-gradient False" for k in (1, 4, 8)},
     **{f"iFAM K={k}, published": f"ifam --parts {k}{PATCHES} --preset published" for k in (1, 4, 8)},
     # Twice as many steps.
@@ -58,30 +58,33 @@ PAPERS_ROWS: dict[str, str] = {
 }
 
 # Pixel-exact sight and its controls. FOUND and TokenCut mask whole patches: with a backbone of the same patch size,
-# `--pixels` changes nothing.
+# `--sight pixels` changes nothing.
 PIXEL_ROWS: dict[str, str] = {
     "early mask, true": PAPERS_ROWS["early mask, true"],
     "early mask, true, balanced": f"early-mask {BRIEF} --balance classes",
     "early mask, true, zoom": f"early-mask {BRIEF} --zoom",
     "early mask, true, 448 px": f"early-mask {BRIEF} --size 448",
-    "early mask, true, 90 % inside": f"early-mask {BRIEF} --at-least 0.9",
+    "early mask, true, 90 % inside": f"early-mask {BRIEF} --patch-threshold 0.9",
     "early mask, true, pixels": PAPERS_ROWS["early mask, true, pixels"],
     "early mask, true, pixels, zoom": f"early-mask {BRIEF} {EXACT} --zoom",
     "early mask, true, pixels, 448 px": f"early-mask {BRIEF} {EXACT} --size 448",
     **{f"early mask, true, pixels, {fill}": f"early-mask {BRIEF} {EXACT} --fill {fill}" for fill in FILLS},
     **{f"early mask, {name}, pixels": f"early-mask {BRIEF} {EXACT} --masks {how}" for name, how in SALIENCY.items()},
     "early mask, true, pixels, 30 epochs": f"early-mask {LONG} {EXACT}",
-    "early mask, true, pixels, balanced loss": f"early-mask {BRIEF} {EXACT} --balance loss",
-    "ERM, balanced loss": f"erm {BRIEF} --balance loss",
+    "early mask, true, pixels, balanced loss": f"early-mask {BRIEF} {EXACT} --balance logit-adjustment",
+    "ERM, balanced loss": f"erm {BRIEF} --balance logit-adjustment",
     **{f"iFAM K={k}": PAPERS_ROWS[f"iFAM K={k}"] for k in (1, 4, 8)},
     "iFAM K=1, our recipe": "ifam --sight patches",
     "iFAM K=1, zoom": f"ifam{PATCHES} --zoom True",
     **{f"iFAM K={k}, pixels": f"ifam --parts {k}" for k in (1, 4, 8)},
     **{f"iFAM K=1, pixels, {how}": f"ifam {flag}" for how, flag in OTHERWISE.items()},
-    "iFAM K=4, pixels, look 224": "ifam --parts 4 --look-size 224",
+    "iFAM K=4, pixels, look 224": "ifam --parts 4 --selector-size 224",
     **{f"iFAM K={k}, plain pixels": f"ifam --parts {k}{COARSE}" for k in (1, 4, 8)},
-    **{f"iFAM K={k}, plain pixels, balanced loss": f"ifam --parts {k}{COARSE} --balance loss" for k in (1, 4)},
-    "iFAM K=1, plain pixels, look 448": f"ifam --look-size 448 {PLAIN}",
+    **{
+        f"iFAM K={k}, plain pixels, balanced loss": f"ifam --parts {k}{COARSE} --balance logit-adjustment"
+        for k in (1, 4)
+    },
+    "iFAM K=1, plain pixels, look 448": f"ifam --selector-size 448 {PLAIN}",
     "iFAM K=4, plain pixels, no mask dropout": f"ifam --parts 4{COARSE} --mask-dropout 0",
     "iFAM K=4, plain pixels, DINO looks": f"ifam --parts 4{COARSE} --where SELF",
 }
@@ -94,9 +97,9 @@ RIVAL_ROWS: dict[str, str] = {
     "ERM, selected by groups": f"erm {BY_GROUPS}",
     "ERM, balanced groups": f"erm {BY_GROUPS} --balance groups",
     "GroupDRO": f"groupdro {BY_GROUPS}",
-    "GroupDRO, adjusted": f"groupdro {BY_GROUPS} --adjust 2",
-    **{f"JTT, {more} times": f"jtt {BY_GROUPS} --more {more}" for more in (5, 20, 50)},
-    **{f"CVaR, worst {worst}": f"cvar {BY_GROUPS} --worst {worst}" for worst in (0.1, 0.2, 0.5)},
+    "GroupDRO, adjusted": f"groupdro {BY_GROUPS} --adjustment 2",
+    **{f"JTT, {more} times": f"jtt {BY_GROUPS} --upweight {more}" for more in (5, 20, 50)},
+    **{f"CVaR, worst {worst}": f"cvar {BY_GROUPS} --worst-fraction {worst}" for worst in (0.1, 0.2, 0.5)},
     "LfF": f"lff {BY_GROUPS}",
 }
 ROWS = PAPERS_ROWS | PIXEL_ROWS | RIVAL_ROWS

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0.dev0"
 __all__ = [
-    "Method", "Prediction", "Sight", "SightlineClassifier", "evaluate", "export", "find_leak", "load",
-    "load_backbone", "pretrain", "push", "report", "save_backbone", "train", "verify",
+    "Method", "Prediction", "Sight", "SightlineClassifier", "evaluate", "export", "find_leak", "intervene", "load",
+    "load_backbone", "predict", "pretrain", "push", "report", "save_backbone", "train", "verify",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from .evaluate import evaluate
     from .export.export import export
     from .export.push import push
+    from .intervene import intervene
     from .load import load
+    from .predict import predict
     from .pretrain import pretrain
     from .report.audit import audit as report
     from .sight import Method, Prediction, Sight
@@ -25,36 +27,38 @@ if TYPE_CHECKING:
     from .verify.verify import verify
     from .vit.weights import load_backbone, save_backbone
 
-_ROOMS = {  # where a word is, and by what name if that is another
+_MODULES = {  # of each public word, with its name there if that differs
     "load": ".load",
-    "report": ".report.audit:audit",
+    "train": ".train",
     "evaluate": ".evaluate",
+    "predict": ".predict",
+    "intervene": ".intervene",
+    "report": ".report.audit:audit",
+    "verify": ".verify.verify",
+    "find_leak": ".verify.leaks",
     "export": ".export.export",
     "push": ".export.push",
-    "SightlineClassifier": ".sklearn",
-    "train": ".train",
     "pretrain": ".pretrain",
+    "load_backbone": ".vit.weights",
+    "save_backbone": ".vit.weights",
+    "SightlineClassifier": ".sklearn",
     "Method": ".sight",
     "Prediction": ".sight",
     "Sight": ".sight",
-    "find_leak": ".verify.leaks",
-    "load_backbone": ".vit.weights",
-    "save_backbone": ".vit.weights",
-    "verify": ".verify.verify",
 }
 
 
-class _Words(types.ModuleType):
-    """Public words are imported when first used, so that `sightline --help` need not wait for torch.
+class _Package(types.ModuleType):
+    """Imports public words on first use, so that `sightline --help` does not import torch.
 
-    `sightline.verify` is always the word, also once the file of that name has been imported.
+    `sightline.verify` is always the function, also after the module of that name has been imported.
     """
 
     def __getattribute__(self, name: str):
-        if name in _ROOMS:
-            room, _, there = _ROOMS[name].partition(":")
-            return getattr(importlib.import_module(room, __name__), there or name)
+        if name in _MODULES:
+            module, _, other_name = _MODULES[name].partition(":")
+            return getattr(importlib.import_module(module, __name__), other_name or name)
         return super().__getattribute__(name)
 
 
-sys.modules[__name__].__class__ = _Words
+sys.modules[__name__].__class__ = _Package

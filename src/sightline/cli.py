@@ -1,6 +1,6 @@
-"""The command line: every command is a dataclass of `config`, and its code is `run_command` in the file of its name.
+"""The command line: every command is a dataclass of `config`; its code is `run_command` in the module of its name.
 
-Only the chosen command is imported, so that help does not wait for torch.
+Only the module of the chosen command is imported, so that help does not import torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ABOUT = "Image classifiers that can only see what they show you."
 
 @dataclass(frozen=True)
 class Command:
-    """Its flags, and the module with its `run_command`."""
+    """The dataclass of its flags, and the module with its `run_command`."""
 
     config: type
     module: str
@@ -66,7 +66,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Exit code 0: done. 1: done, and the finding is bad news. 2: the command could not be carried out."""
+    """Exit code 0: success. 1: success, with a negative finding. 2: the command could not be carried out."""
     name = ""
     try:
         name, command = parse(sys.argv[1:])
@@ -75,7 +75,7 @@ def main() -> None:
         sys.exit(code)
     except UserError as error:
         sys.exit(fail(str(error), 2))
-    except BrokenPipeError:  # whoever read along, such as `head`, has read enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyboardInterrupt:
@@ -94,7 +94,7 @@ def parse(arguments: list[str]) -> tuple[str, Any]:
 
 
 def choose(prog: str, about: str, what: str, choices: dict[str, str], arguments: list[str]) -> tuple[str, list[str]]:
-    """The first word, which must be one of the choices, and the rest; or the list of them, for --help."""
+    """The first argument, which must be one of the choices, and the rest; with --help, the list of choices."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print_choices(prog, about, what, choices)
         sys.exit(0 if arguments else 2)
@@ -120,10 +120,11 @@ def print_choices(prog: str, about: str, what: str, choices: dict[str, str]) -> 
     console = Console(highlight=False)
     console.print(f"usage: {prog} {what} ...\n\n{about}\n", markup=False)
     console.print(table)
-    console.print(f"\n`{prog} {what} --help` explains one of them.", markup=False)
+    console.print(f"\nFor its flags: {prog} {what} --help", markup=False)
 
 
 def parse_flags(kind: type, prog: str, arguments: list[str]) -> Any:
+    """The configuration; an unknown flag is an error of one line that names the nearest known one."""
     known = {"--help", *flag_names(kind)}
     for argument in arguments:
         if argument == "--":
@@ -137,8 +138,8 @@ def parse_flags(kind: type, prog: str, arguments: list[str]) -> Any:
 
 
 def leave_process_group() -> None:
-    """Where several processes worked together: threads that talk to the others must not outlive this one's work."""
+    """With several processes: the threads that communicate must not outlive this process's work."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        gc.collect()  # models hold the group, too
+        gc.collect()  # models hold the process group, too
         distributed.destroy_process_group()

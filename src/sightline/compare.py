@@ -1,4 +1,4 @@
-"""`sightline compare`: runs side by side, pair by pair, on the same images."""
+"""`sightline compare`: runs side by side and pairwise, on the same images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from .config import Compare
-from .console.files import make_way, write
+from .console.files import prepare_output, write_json
 from .console.terminal import print_notes
 from .errors import UserError
 from .metrics.comparison import Comparison, compare
@@ -20,55 +20,55 @@ from .training.run_folder import NEUTRAL, Run, read_run, train_counts
 
 
 def run_command(command: Compare) -> int:
-    make_way(command.out)
-    make_way(command.classes)
+    prepare_output(command.out)
+    prepare_output(command.class_changes)
     console = Console(highlight=False)
     if command.suite is not None:
         return compare_on_suite(command, console)
     comparison = compare_runs(command)
-    console.print(f"On the split {command.split!r}:")
+    console.print(f"Split {command.split!r}:")
     console.print(comparison.table())
     print_notes(console, comparison.warnings)
     if command.out is not None:
-        write(command.out, json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False) + "\n")
-    if command.classes is not None:
-        from .explain.class_changes import both
+        write_json(command.out, comparison.to_dict())
+    if command.class_changes is not None:
+        from .explain.class_changes import read_pair
 
-        files = [folder / "predictions" / f"{command.split}.csv" for folder in two_of(command)]
-        draw_class_changes({command.split: both(*files)}, command)
+        files = [folder / "predictions" / f"{command.split}.csv" for folder in two_runs(command)]
+        draw_class_changes({command.split: read_pair(*files)}, command)
     return 0
 
 
-def compare_on_suite(command: Compare, console) -> int:
+def compare_on_suite(command: Compare, console: Console) -> int:
     from .explain.suite import compare_suites
 
     assert command.suite is not None
-    before, after = two_of(command)
-    found, pairs = compare_suites(before, after, command.suite)
-    console.print(found.table([one.name for one in (before, after)]))
+    before, after = two_runs(command)
+    comparison, pairs = compare_suites(before, after, command.suite)
+    console.print(comparison.table([before.name, after.name]))
     if command.out is not None:
-        write(command.out, json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
-    if command.classes is not None:
+        write_json(command.out, comparison.to_dict())
+    if command.class_changes is not None:
         draw_class_changes(pairs, command)
     return 0
 
 
-def two_of(command: Compare):
+def two_runs(command: Compare) -> tuple[Path, ...]:
     if len(command.runs) != 2:
-        raise UserError(f"classes and suites are compared of two runs, not of {len(command.runs)}")
+        raise UserError(f"--class-changes and --suite compare two runs, not {len(command.runs)}; name two")
     return command.runs
 
 
 def draw_class_changes(pairs, command: Compare) -> None:
-    from .explain.class_changes import class_changes, draw_changes, in_words
+    from .explain.class_changes import changes_summary, class_changes, draw_changes
 
-    assert command.classes is not None
-    before, after = two_of(command)
+    assert command.class_changes is not None
+    before, after = two_runs(command)
     changes = {name: class_changes(*pair) for name, pair in pairs.items()}
-    for name, some in changes.items():
-        print(f"{name}: {in_words(some)}")
-    draw_changes(changes, command.classes, f"from {before.name} to {after.name}")
-    print(f"Every class is in {command.classes}.")
+    for name, changed in changes.items():
+        print(f"{name}: {changes_summary(changed)}")
+    draw_changes(changes, command.class_changes, f"from {before.name} to {after.name}")
+    print(f"Figure of all classes: {command.class_changes}")
 
 
 # ---- several runs ----------------------------------------------------------------------------------------------------
@@ -77,63 +77,64 @@ def draw_class_changes(pairs, command: Compare) -> None:
 def compare_runs(command: Compare) -> Comparison:
     """Every method against the first; runs that differ only in their seed are one method."""
     if len(command.runs) < 2:
-        raise UserError("compare needs at least two runs")
+        raise UserError("compare needs at least two runs; name another")
     methods: dict[str, list[Run]] = {}
     for folder in command.runs:
         run = run_in(folder)
         methods.setdefault(settings_of(run), []).append(run)
     for runs in methods.values():
-        check_repetition(runs)
+        check_distinct_seeds(runs)
     if len(methods) < 2:
-        raise UserError("these runs differ only in their seed: name a run of another method, to compare them with")
+        raise UserError("these runs differ only in their seed; name a run of another method to compare with")
     names = display_names(list(methods.values()))
     named = {
-        name: [answers_of(run, command.split) for run in runs]
+        name: [predictions_of(run, command.split) for run in runs]
         for name, runs in zip(names, methods.values(), strict=True)
     }
     counts = [train_counts(run) for runs in methods.values() for run in runs]
     if all(count == counts[0] for count in counts):
         return compare(named, train_group_counts=counts[0])
     comparison = compare(named)
-    note = "the runs were trained on different numbers of pictures per group: no adjusted average, no minority groups"
+    note = "training group sizes differ between the runs: no adjusted average accuracy, no minority groups"
     return replace(comparison, warnings=(*comparison.warnings, note))
 
 
 def run_in(folder: Path) -> Run:
-    """A run; or what it answered about other data, in the folder that `evaluate` made for them inside it."""
+    """A run; or its results on other data, in the folder that `evaluate` made inside the run."""
     above = folder.resolve().parent
     if (folder / "run.json").exists() or not ((folder / "metrics.json").exists() and (above / "run.json").exists()):
         return read_run(folder)
     facts, content = read_run(above).facts, read_metrics(folder / "metrics.json")
     own = content.get("data", {}).get("own")
-    data = facts["data"] | ({} if own else {"group_names": []})  # other data's groups are not those of training
+    data = facts["data"] | ({} if own else {"group_names": []})  # the groups of other data are not those of training
     return Run(folder, facts | {"data": data, "intervention": content.get("intervention")})
 
 
 def settings_of(run: Run) -> str:
-    """All that may change what is learnt, but for the seed. The splits are part of the data's fingerprint."""
+    """All settings that may change the result, except the seed. The splits are part of the data's fingerprint."""
     ignored = NEUTRAL | {"seed", "split_seed"}
     try:
         settings = {name: value for name, value in run.facts["config"].items() if name not in ignored}
-        changed = (run.facts.get("intervention") or {}).get("kind")
-        return json.dumps([run.facts["method"], settings, run.facts["data"]["fingerprint"], changed], sort_keys=True)
+        intervention = (run.facts.get("intervention") or {}).get("kind")
+        identity = [run.facts["method"], settings, run.facts["data"]["fingerprint"], intervention]
+        return json.dumps(identity, sort_keys=True)
     except KeyError as error:
-        raise UserError(f"{run.folder / 'run.json'}: says nothing about {error}; train this run again") from None
+        raise UserError(f"{run.folder / 'run.json'}: incomplete, {error} is missing; train this run again") from None
 
 
-def check_repetition(runs: Sequence[Run]) -> None:
+def check_distinct_seeds(runs: Sequence[Run]) -> None:
     by_seed: dict[int, Run] = {}
     for run in runs:
         other = by_seed.setdefault(run.facts["seed"], run)
         if other is not run:
             raise UserError(
-                f"{other.folder} and {run.folder}: the same method with the same settings, data and seed "
-                f"({run.facts['seed']}), which would count as two seeds; leave one out"
+                f"{other.folder} and {run.folder}: the same method, settings, data and seed ({run.facts['seed']}), "
+                "which would count as two seeds; leave one out"
             )
 
 
 def display_names(methods: Sequence[Sequence[Run]]) -> list[str]:
-    """The first run's folder, with as many folders above it as tell the methods apart."""
+    """The folder of each method's first run, with as many parent folders as are needed to tell the methods apart."""
     paths = [runs[0].folder.resolve() for runs in methods]
     parts = 1
     while len({path.parts[-parts:] for path in paths}) < len(paths):
@@ -143,7 +144,7 @@ def display_names(methods: Sequence[Sequence[Run]]) -> list[str]:
     return [f"{name}{rest}" for name, rest in zip(names, more, strict=True)]
 
 
-def answers_of(run: Run, split: str) -> Predictions:
+def predictions_of(run: Run, split: str) -> Predictions:
     path = run.folder / "predictions" / f"{split}.csv"
     if not path.exists():
         raise UserError(f"{path}: no such file; make it with `sightline evaluate {run.folder} --split {split}`")

@@ -1,4 +1,5 @@
-"""What goes wrong on the user's side. The command line prints these as one line; anything else is our own mistake."""
+"""The exception for users' errors. The command line prints it as one line; any other exception is a bug of
+Sightline."""
 
 
 class UserError(ValueError):

@@ -1,8 +1,7 @@
-"""What trained models are worth: on their own data, on other data, beside each other."""
+"""`sightline evaluate`: predictions and metrics of a trained model, on its own data or on others."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .config import Evaluate, Suite
-from .console.files import write
+from .console.files import write_json
 from .console.terminal import counted, is_main_process, print_notes
 from .data.rows import Rows
 from .datasets.imagenet import IMAGENET9_CLASSES, imagenet_classes, imagenet_to_imagenet9
@@ -20,86 +19,94 @@ from .errors import UserError
 from .load import (
     EvaluationData,
     Model,
-    check_other_data,
+    check_same_data,
     evaluation_data,
     match_classes,
     measure,
-    opened,
+    open_model,
     results_folder,
-    same_change,
+    same_intervention,
 )
-from .metrics.cost import Cost, cost_on
+from .metrics.cost import Cost, measure_cost_on_rows
 from .metrics.estimates import Metrics, read_metrics
-from .metrics.inference import answer
+from .metrics.inference import predict_rows
 from .metrics.predictions import Predictions
 from .training.run_folder import Run, read_run
 
+SELECTION_METRICS = {
+    "balanced": "class-balanced {} accuracy", "accuracy": "{} accuracy", "worst-group": "{} worst-group accuracy",
+    "worst-class": "{} worst-class accuracy", "auc": "{} AUC", "relevance": "{} relevance",
+}  # fmt: skip
+
 
 def evaluate(command: Evaluate) -> Path:
-    """Answers and metrics of a run on a split of its own data, or of others; the folder they are in."""
-    accelerator, model = opened(command.run, command.device, intervention=command.intervention)
-    asked = evaluation_data(command, model.run)
-    nine = imagenet9_map(model, asked.rows)
-    rows = match_classes(model, asked.rows, asked.path) if nine is None else in_a_thousand(asked.rows, nine, model)
-    indices = rows.where(command.split)
+    """Evaluate a run on a split of its own data, or of others; returns the folder with predictions and metrics."""
+    accelerator, model = open_model(command.run, command.device, intervention=command.intervention)
+    data = evaluation_data(command, model.run)
+    nine = imagenet9_map(model, data.rows)
+    rows = match_classes(model, data.rows, data.path) if nine is None else with_imagenet_labels(data.rows, nine, model)
+    indices = rows.split_indices(command.split)
     if not len(indices):
-        raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
-    folder = results_folder(command, model.run, asked)
-    content = metrics_before(folder, model.run, asked)
-    answers = answer(
+        raise UserError(f"{data.path}: no images in the split {command.split!r}; choose another --split")
+    folder = results_folder(command, model.run, data)
+    content = earlier_metrics(folder, model.run, data)
+    predictions = predict_rows(
         model.method, rows, indices, model.expects, accelerator,
         batch=command.batch, workers=command.workers, cache=command.cache,
     )  # fmt: skip
     if nine is not None:
-        answers = in_nine(answers, nine)
+        predictions = to_imagenet9(predictions, nine)
     if accelerator.is_main_process:
-        answers.save_csv(folder / "predictions" / f"{command.split}.csv")
-        content["splits"][command.split] = measure(answers, model.run).to_dict()
-        spent = cost_on(model.method, rows, indices, model.expects, accelerator.device)
-        content["cost"] = content.get("cost", {}) | {command.split: asdict(spent)}
-        write(folder / "metrics.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        predictions.save_csv(folder / "predictions" / f"{command.split}.csv")
+        content["splits"][command.split] = measure(predictions, model.run).to_dict()
+        cost = measure_cost_on_rows(model.method, rows, indices, model.expects, accelerator.device)
+        content["cost"] = content.get("cost", {}) | {command.split: asdict(cost)}
+        write_json(folder / "metrics.json", content)
     accelerator.wait_for_everyone()
     return folder
 
 
-def metrics_before(folder: Path, run: Run, asked: EvaluationData) -> dict[str, Any]:
-    """What metrics.json says already of other splits, and of how the weights were selected."""
+def earlier_metrics(folder: Path, run: Run, data: EvaluationData) -> dict[str, Any]:
+    """The present content of metrics.json: other splits, and how the checkpoint was selected."""
     path, own = folder / "metrics.json", run.folder / "metrics.json"
     selection = run.facts.get("selection") or {}
     content: dict[str, Any] = {"selected_by": selection.get("metric"), "selected_on": selection.get("on")}
     if own.exists():
         content |= {name: value for name, value in read_metrics(own).items() if name.startswith("selected_")}
     if folder.resolve() != run.folder.resolve():
-        notes = list(asked.rows.notes)
-        content["data"] = {"name": asked.rows.name, "fingerprint": asked.fingerprint, "own": asked.own, "notes": notes}
+        notes = list(data.rows.notes)
+        content["data"] = {"name": data.rows.name, "fingerprint": data.fingerprint, "own": data.own, "notes": notes}
     before = read_metrics(path) if path.exists() else {"splits": {}}
-    check_other_data(path, before.get("data", {}).get("fingerprint", asked.fingerprint), asked)
-    changed = run.facts.get("intervention")
-    before = before if same_change(before.get("intervention"), changed) else {"splits": {}}
-    return before | content | ({"intervention": changed} if changed else {})
+    check_same_data(path, before.get("data", {}).get("fingerprint", data.fingerprint), data)
+    intervention = run.facts.get("intervention")
+    before = before if same_intervention(before.get("intervention"), intervention) else {"splits": {}}
+    return before | content | ({"intervention": intervention} if intervention else {})
+
+
+# ---- ImageNet-9 with a model of ImageNet's 1,000 classes -------------------------------------------------------------
 
 
 def imagenet9_map(model: Model, rows: Rows) -> np.ndarray | None:
-    """Which of the nine each class counts as, or -1, where a model of ImageNet's classes is asked about ImageNet-9."""
+    """For each ImageNet class its ImageNet-9 class, or -1; None if this is another model or dataset."""
     thousand = tuple(imagenet_classes().values())
-    asked = rows.classes == IMAGENET9_CLASSES and model.classes == thousand
-    return imagenet_to_imagenet9(rows.root) if asked else None
+    applies = rows.classes == IMAGENET9_CLASSES and model.classes == thousand
+    return imagenet_to_imagenet9(rows.root) if applies else None
 
 
-def in_a_thousand(rows: Rows, nine: np.ndarray, model: Model) -> Rows:
-    """With any ImageNet class that counts as the label, until the answers are `in_nine`."""
-    some = np.array([np.flatnonzero(nine == label)[0] for label in range(len(rows.classes))])
-    return replace(rows, classes=model.classes, labels=some[rows.labels])
+def with_imagenet_labels(rows: Rows, nine: np.ndarray, model: Model) -> Rows:
+    """Each label as the first ImageNet class that maps to it, until predictions are mapped by `to_imagenet9`."""
+    first = np.array([np.flatnonzero(nine == label)[0] for label in range(len(rows.classes))])
+    return replace(rows, classes=model.classes, labels=first[rows.labels])
 
 
-def in_nine(answers: Predictions, nine: np.ndarray) -> Predictions:
-    """The answer among 1,000 classes, then mapped; one that is none of the nine is wrong (Xiao et al. 2021)."""
+def to_imagenet9(predictions: Predictions, nine: np.ndarray) -> Predictions:
+    """Map the prediction among 1,000 classes; one outside the nine counts as wrong (Xiao et al. 2021)."""
     members = nine[:, None] == np.arange(len(IMAGENET9_CLASSES))
     return replace(
-        answers,
-        labels=nine[answers.labels],
-        probabilities=answers.probabilities @ members.astype(np.float32),
-        predicted=nine[answers.predicted],
+        predictions,
+        labels=nine[predictions.labels],
+        probabilities=predictions.probabilities @ members.astype(np.float32),
+        predicted=nine[predictions.predicted],
         classes=IMAGENET9_CLASSES,
     )
 
@@ -113,39 +120,45 @@ def run_command(command: Suite) -> int:
     folder = evaluate(command)
     if is_main_process():
         show_metrics(folder, command.split)
-        print(f"Metrics and answers per picture are in {folder}.")
+        print(f"Metrics and predictions per image: {folder}")
     return 0
 
 
 def show_suite(command: Suite) -> int:
     from .explain.suite import run_suite
 
-    found, folder = run_suite(command)
+    results, folder = run_suite(command)
     console = Console(highlight=False)
-    console.print(found.table())
-    print_notes(console, found.notes)
-    print(f"The figures, and answers per picture, are in {folder}.")
+    console.print(results.table())
+    print_notes(console, results.notes)
+    print(f"Metrics and predictions per image: {folder}")
     return 0
 
 
 def show_metrics(folder: Path, split: str) -> None:
-    """The table of one split, under what it is about, and what to know about it."""
+    """The table of one split, with its notes and the selection rule."""
     content = read_metrics(folder / "metrics.json")
     about = content.get("data") or read_run(folder).facts["data"] | {"own": True}
     shown = split if split in content["splits"] else next(iter(content["splits"]))
     metrics = Metrics.from_dict(content["splits"][shown])
-    selected = content.get("selected_by") is not None
     console = Console(highlight=False)
     console.print(f"{escape(about['name'])}, split {shown!r}: {counted(metrics.n)}", soft_wrap=True)
     console.print(metrics.table())
-    notes = [f"there is no split {split!r}, so this is {shown!r}"] if shown != split else []
+    notes = [f"no split {split!r}; showing {shown!r}"] if shown != split else []
     if about["own"] and shown == "train":
-        notes.append("the model was trained on these pictures: expect less on others")
-    if about["own"] and selected and shown == content["selected_on"]:
-        notes.append("these pictures also chose the weights: expect less on others")
+        notes.append("the model was trained on these images: expect lower accuracy on new ones")
+    if about["own"] and content.get("selected_by") is not None and shown == content["selected_on"]:
+        notes.append("the checkpoint was selected on these images: expect lower accuracy on new ones")
     print_notes(console, (*notes, *about["notes"], *metrics.warnings))
-    chosen = f"Weights selected by {content['selected_by']} on the {content['selected_on']} data."
-    rule = chosen if selected else "Nothing was selected."
-    console.print(f"[bold]{escape(metrics.headline())}[/]. {rule}", soft_wrap=True)
+    console.print(f"[bold]{escape(metrics.headline())}[/]. {selection_sentence(content)}", soft_wrap=True)
     if shown in content.get("cost", {}):
         console.print(Cost(**content["cost"][shown]).sentence, soft_wrap=True)
+
+
+def selection_sentence(content: dict[str, Any]) -> str:
+    """The rule of checkpoint and hyperparameter selection in metrics.json, as a sentence."""
+    if content.get("selected_by") is None:
+        return "Nothing was selected."
+    name, bracket, detail = content["selected_by"].partition(" (")
+    split = {"val": "validation", "train": "training"}.get(content["selected_on"], content["selected_on"])
+    return f"Checkpoint selected by {SELECTION_METRICS.get(name, name + ' ({})').format(split)}{bracket}{detail}."

@@ -1,4 +1,4 @@
-"""`sightline predict`: answers about pictures that have no labels, and pictures of what was seen of them."""
+"""`sightline predict`: predictions for images without labels, and images of what was seen."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ import torch
 from PIL import Image
 
 from .config import Predict
-from .console.files import as_csv, make_folder, make_way, write
+from .console.files import as_csv, make_folder, prepare_output, write
 from .console.terminal import counted, fail
-from .data.drawing import as_seen, to_images
+from .data.drawing import grey_out_hidden, to_pil_images
 from .data.images import find_images, read_image, to_tensor
 from .errors import UserError
-from .load import load_corrected
+from .load import load_and_announce
 from .sight import Sight
 from .training.distributed import make_accelerator
 
 
 @dataclass(frozen=True)
-class Guesses:
-    """What `predict` says of many pictures."""
+class PredictionTable:
+    """Predictions for many images, as a file."""
 
-    text: str  # CSV or JSON, a line per picture that could be read
-    pictures: int
+    text: str  # CSV or JSON, an entry per readable image
+    images: int
     unreadable: int
-    unseen: tuple[Path, ...] = ()  # of which the model saw nothing
+    unseen: tuple[Path, ...] = ()  # images with an empty sight
 
 
-def predict(command: Predict) -> Guesses:
-    """A line per picture: the answer and the probability of every class."""
+def predict(command: Predict) -> PredictionTable:
+    """For every image the predicted class and the probability of every class."""
     device = make_accelerator(command.device).device
-    correctable = command.intervention and command.mask is None  # a mask takes the place of all that there is
-    model = load_corrected(command.run, str(device), correctable)
+    apply_saved = command.intervention and command.mask is None  # a mask replaces the sight, and interventions on it
+    model = load_and_announce(command.run, str(device), apply_saved)
     if command.overlay is not None and (model.method.sees_everything or not model.method.blind):
-        raise UserError("--overlay: this method sees the whole picture, so there is nothing to draw")
+        raise UserError("--overlay: this method sees the whole image, so there is nothing to draw; leave it out")
     paths = find_images(command.images)
     names = overlay_names(paths, command.images)
     columns = ["image", "predicted", *(f"p_{name}" for name in model.classes)]
     lines: list[dict[str, Any]] = []
     unseen: list[Path] = []
     for start in range(0, len(paths), command.batch):
-        pictures = read_those_that_can(paths, range(start, min(start + command.batch, len(paths))))
-        if not pictures:
+        images = read_readable(paths, range(start, min(start + command.batch, len(paths))))
+        if not images:
             continue
-        prediction = model.predict(list(pictures.values()), *filter(None, [command.mask]))
-        for i, shares in zip(pictures, prediction.probabilities.cpu().tolist(), strict=True):
-            values = [str(paths[i]), model.classes[int(np.argmax(shares))], *shares]
+        prediction = model.predict(list(images.values()), *filter(None, [command.mask]))
+        for i, probabilities in zip(images, prediction.probabilities.cpu().tolist(), strict=True):
+            values = [str(paths[i]), model.classes[int(np.argmax(probabilities))], *probabilities]
             lines.append(dict(zip(columns, values, strict=True)))
         seen = prediction.sight.visible(model.expects.size).flatten(1).any(dim=1).tolist()
-        unseen += [paths[i] for i, any_of_it in zip(pictures, seen, strict=True) if not any_of_it]
+        unseen += [paths[i] for i, is_seen in zip(images, seen, strict=True) if not is_seen]
         if command.overlay is not None:
-            images = torch.stack([to_tensor(picture, model.expects) for picture in pictures.values()]).to(device)
-            draw_overlays(command.overlay, [names[i] for i in pictures], images, prediction.sight)
+            tensors = torch.stack([to_tensor(image, model.expects) for image in images.values()]).to(device)
+            draw_overlays(command.overlay, [names[i] for i in images], tensors, prediction.sight)
     as_json = command.out is not None and command.out.suffix == ".json"
     text = json.dumps(lines, indent=1, ensure_ascii=False) + "\n" if as_json else as_csv(columns, lines)
-    return Guesses(text, len(paths), len(paths) - len(lines), tuple(unseen))
+    return PredictionTable(text, len(paths), len(paths) - len(lines), tuple(unseen))
 
 
-def check_to_replace(path: Path | None) -> None:
-    """Anything but earlier answers: a slip of the finger would cost somebody's table."""
+def check_replaceable(path: Path | None) -> None:
+    """Only earlier predictions are overwritten: a typing error must not cost somebody's table."""
     if path is None or not path.is_file() or not path.stat().st_size:
         return
     try:
@@ -76,26 +76,26 @@ def check_to_replace(path: Path | None) -> None:
     except (OSError, ValueError, LookupError, TypeError, csv.Error):
         known = False
     if not known:
-        raise UserError(f"{path}: exists, and does not hold answers of `sightline predict`; choose another --out")
+        raise UserError(f"{path}: exists, and holds no predictions of `sightline predict`; choose another --out")
 
 
-def read_those_that_can(paths: Sequence[Path], which: Sequence[int]) -> dict[int, Image.Image]:
-    """One damaged picture does not spoil the others: it is named, and left out."""
-    pictures = {}
+def read_readable(paths: Sequence[Path], which: Sequence[int]) -> dict[int, Image.Image]:
+    """Damaged images are reported and skipped."""
+    images = {}
     for i in which:
         try:
-            pictures[i] = read_image(paths[i])
+            images[i] = read_image(paths[i])
         except UserError as error:
             print(f"sightline: {error}", file=sys.stderr)
-    return pictures
+    return images
 
 
 def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
-    """Where each picture's overlay goes: the folders under the given one are kept, and no name is used twice."""
+    """The file of each image's overlay: folders under the given one are kept, and no name is used twice."""
     names, taken = [], set()
-    folders = [one.parent if one.suffix.lower() == ".csv" else one for one in given]
+    folders = [path.parent if path.suffix.lower() == ".csv" else path for path in given]
     for path in paths:
-        folder = next((one for one in folders if one.is_dir() and path.is_relative_to(one)), path.parent)
+        folder = next((f for f in folders if f.is_dir() and path.is_relative_to(f)), path.parent)
         stem = path.relative_to(folder).with_suffix("")
         name, number = stem, 1
         while str(name).lower() in taken:
@@ -107,11 +107,10 @@ def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
 
 
 def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sight: Sight) -> None:
-    """What was seen of each picture."""
-    for name, picture in zip(names, to_images(as_seen(images, sight)), strict=True):
+    for name, image in zip(names, to_pil_images(grey_out_hidden(images, sight)), strict=True):
         make_folder((folder / name).parent)
         try:
-            picture.save(folder / name)
+            image.save(folder / name)
         except OSError as error:
             raise UserError(f"{folder / name}: cannot be written ({error.strerror or error})") from error
 
@@ -120,17 +119,19 @@ def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sig
 
 
 def run_command(command: Predict) -> int:
-    make_way(command.out)
-    check_to_replace(command.out)
-    guesses = predict(command)
+    prepare_output(command.out)
+    check_replaceable(command.out)
+    table = predict(command)
     if command.out is None:
-        sys.stdout.write(guesses.text)
+        sys.stdout.write(table.text)
     else:
-        write(command.out, guesses.text)
-        print(f"The answers are in {command.out}.")
-    if guesses.unseen:
-        few = f"{counted(len(guesses.unseen))} of which nothing was seen, such as {guesses.unseen[0]}"
-        print(f"note: {few}: the answer is a guess", file=sys.stderr)
-    if guesses.unreadable:
-        return fail(f"{guesses.unreadable:,} of {guesses.pictures:,} pictures could not be read", 1)
+        write(command.out, table.text)
+        print(f"Predictions: {command.out}")
+    if table.unseen:
+        count, first = counted(len(table.unseen)), table.unseen[0]
+        print(
+            f"note: empty sight for {count} (such as {first}): these predictions carry no information", file=sys.stderr
+        )
+    if table.unreadable:
+        return fail(f"{table.unreadable:,} of {table.images:,} images could not be read", 1)
     return 0

@@ -1,7 +1,7 @@
-"""`sightline pretrain`: pictures in, a backbone out. The learning itself is in methods/dino.py, the loop in train.py.
+"""`sightline pretrain`: a backbone from unlabelled images. The loss is in methods/dino.py, the loop in train.py.
 
-sightline pretrain DATA --size nano                                            # one GPU, or the CPU
-accelerate launch --num_processes 8 -m sightline pretrain DATA --size s        # eight GPUs
+sightline pretrain DATA --arch nano                                            # one GPU, or the CPU
+accelerate launch --num_processes 8 -m sightline pretrain DATA --arch s        # eight GPUs
 """
 
 from __future__ import annotations
@@ -17,92 +17,88 @@ from rich.console import Console
 from .config import Pretrain
 from .console.terminal import is_main_process, print_notes
 from .data.rows import Rows
-from .data.unlabelled import read_pictures
+from .data.unlabelled import read_pretraining_rows
 from .errors import UserError
-from .methods.dino import Dino, geometry
+from .methods.dino import Dino, crop_geometry
 from .train import begin_together, fit
-from .training.context import TrainContext, check_even_split, deterministic
-from .training.distributed import make_accelerator
-from .vit.backbones import own_vit
+from .training.checks import check_even_split, raise_first
+from .training.distributed import deterministic, make_accelerator
+from .training.progress import pretraining_metrics
+from .training.run_folder import read_run
+from .training.trainable import TrainContext
+from .vit.backbones import sightline_vit_config
 from .vit.model import ViT
 from .vit.weights import save_backbone
 
 
 def pretrain(config: Pretrain) -> Path:
-    """The run folder, with the teacher's weights in backbone.safetensors."""
+    """Pretrain a backbone; returns the run folder, with the teacher's weights in backbone.safetensors."""
     config = replace(config, cache=config.cache or config.folder / "cache")
-    rows = read_pictures(config.data, layout=config.layout, seed=config.split_seed)
+    rows = read_pretraining_rows(config.data, layout=config.layout, seed=config.split_seed)
     with deterministic(config.deterministic):
         accelerator = make_accelerator(config.device, config.precision)
         validate_config(config, rows, accelerator.num_processes)
         run = begin_together(config, rows, accelerator)
-        learner = new_learner(config)
-        expects = learner.teacher.vit.config.input
+        model = new_model(config)
+        expects = model.teacher.vit.config.input
         if accelerator.is_main_process:
-            run.note(vit=asdict(learner.teacher.vit.config))
+            run.note(vit=asdict(model.teacher.vit.config))
             print_notes(Console(highlight=False), rows.notes)
-        learner = cast(Dino, fit(learner, TrainContext(rows, run, accelerator, expects), config))
+        model = cast(Dino, fit(model, TrainContext(rows, run, accelerator, expects), config))
     if accelerator.is_main_process:
-        save_backbone(learner.teacher.vit, run.folder / "backbone.safetensors", torch.float16)
+        save_backbone(model.teacher.vit, run.folder / "backbone.safetensors", torch.float16)
         run.note(state="finished")
     accelerator.wait_for_everyone()
     return run.folder
 
 
-def new_learner(config: Pretrain) -> Dino:
+def new_model(config: Pretrain) -> Dino:
     """With random weights, drawn from the seed."""
-    patch, pixels, *_ = geometry(config)
+    patch, pixels, *_ = crop_geometry(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return Dino(ViT(own_vit(config.size, patch, pixels, config.registers)), config)
+        return Dino(ViT(sightline_vit_config(config.arch, patch, pixels, config.registers)), config)
 
 
 def validate_config(config: Pretrain, rows: Rows, processes: int) -> None:
-    """Settings that cannot work, said before anything is begun."""
-    patch, pixels, early, _ = geometry(config)
-    count = len(rows.where("train"))
-    batch = min(config.batch, count)
+    """Reject settings that cannot work, before anything is written."""
+    patch, pixels, early, _ = crop_geometry(config)
+    batch = min(config.batch, len(rows.split_indices("train")))
     for split in ("train", "val"):
-        if not len(rows.where(split)):
-            raise UserError(f"{config.data}: no pictures in the split {split!r}; `sightline check` says more")
-    sides = {"pixels": pixels, "large": early.large, "small": early.small}
+        if not len(rows.split_indices(split)):
+            raise UserError(f"{config.data}: no images in the split {split!r}; `sightline check` shows the splits")
+    sides = {"size": pixels, "global-size": early.large, "local-size": early.small}
     wrong = next((name for name, side in sides.items() if side < patch or side % patch), None)
-    complaints = [
-        (wrong is not None, f"--{wrong} {sides.get(wrong or '')}: must be a multiple of the patch, {patch}"),
-        (config.accumulate < 1, f"--accumulate {config.accumulate}: must be at least 1"),
+    fractions = {"teacher-momentum": config.teacher_momentum, "full-size-fraction": config.full_size_fraction}
+    raise_first([
+        (wrong is not None, f"--{wrong} {sides.get(wrong or '')}: must be a multiple of the patch side, {patch}"),
+        (config.grad_accum < 1, f"--grad-accum {config.grad_accum}: must be at least 1"),
         (config.workers < 0, f"--workers {config.workers}: must not be negative"),
-        (batch < 2 * processes * config.accumulate, f"--batch {batch}: each part needs two pictures to tell apart"),
+        (batch < 2 * processes * config.grad_accum, f"--batch {batch}: each micro-batch needs two images; raise it"),
         (config.epochs < 1, f"--epochs {config.epochs}: must be at least 1"),
         (not 0 <= config.warmup <= config.epochs, f"--warmup {config.warmup:g}: must lie between 0 and --epochs"),
-        (config.smalls < 0, f"--smalls {config.smalls}: must not be negative"),
+        (config.local_crops < 0, f"--local-crops {config.local_crops}: must not be negative"),
         (config.registers < 0, f"--registers {config.registers}: must not be negative"),
         (config.prototypes < 2, f"--prototypes {config.prototypes}: must be at least 2"),
-        (config.examine_every < 1, f"--examine-every {config.examine_every}: must be at least 1"),
+        (config.validate_every < 1, f"--validate-every {config.validate_every}: must be at least 1"),
         (config.keep_every is not None and config.keep_every < 1,
          f"--keep-every {config.keep_every}: must be at least 1"),
-        (not 0 <= config.momentum < 1, f"--momentum {config.momentum}: must lie between 0 and 1, such as 0.994"),
-        (not 0 <= config.finish <= 1, f"--finish {config.finish}: must lie between 0 and 1"),
-        (min(config.koleo, config.masked, config.lr, config.weight_decay, config.clip) < 0,
-         "--koleo, --masked, --lr, --weight-decay and --clip must not be negative"),
-    ]  # fmt: skip
-    for is_wrong, complaint in complaints:
-        if is_wrong:
-            raise UserError(complaint)
-    check_even_split(batch, processes, config.accumulate)
+        *((not 0 <= value <= 1, f"--{name} {value}: must lie between 0 and 1") for name, value in fractions.items()),
+        (config.teacher_momentum == 1, "--teacher-momentum 1.0: must be below 1, such as 0.994"),
+        (min(config.koleo, config.ibot, config.lr, config.weight_decay, config.clip_grad) < 0,
+         "--koleo, --ibot, --lr, --weight-decay and --clip-grad must not be negative"),
+    ])  # fmt: skip
+    check_even_split(batch, processes, config.grad_accum)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
 def run_command(command: Pretrain) -> int:
-    from .training.progress import figures_of_pretraining
-    from .training.run_folder import read_run
-
     folder = pretrain(command)
     if is_main_process():
-        run = read_run(folder)
-        last = json.loads(run.log_file.read_text(encoding="utf-8").splitlines()[-1])
-        if found := figures_of_pretraining(last):
-            print(", ".join(found))
-        print(f"The backbone is {folder / 'backbone.safetensors'}: give that to --backbone.")
+        last = json.loads(read_run(folder).log_file.read_text(encoding="utf-8").splitlines()[-1])
+        if metrics := pretraining_metrics(last):
+            print(", ".join(metrics))
+        print(f"Backbone, for --backbone: {folder / 'backbone.safetensors'}")
     return 0

@@ -1,7 +1,7 @@
-"""The two types that every room shares, and the one interface that every method implements.
+"""`Sight` and `Prediction`, and the interface that every method implements.
 
 A `Sight` is all that passes from *where to look* to *what to make of it*: what is not in it does not exist for the
-prediction. Whatever does something with methods (verify, intervene, localize, audit, ...) uses `Method` alone.
+prediction. Everything that works with methods (verify, intervene, localize, audit, ...) uses `Method` alone.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sight:
-    """What may be seen of B images: whole patches, pixels inside them, or boxes. What is given narrows it down.
+    """What may be seen of B images: whole patches, pixels inside them, or boxes.
 
-    A pixel is visible when its patch is kept, and it is kept itself, and it lies in a box; a restriction that is
-    None restricts nothing. Yes or no, never weights: weights are for training and stay inside the methods.
+    A pixel is visible if its patch is kept, it is kept itself, and it lies in a box; a field that is None restricts
+    nothing. The masks are boolean, never weights: soft masks exist only in training, inside the methods.
     """
 
     keep: Tensor | None = None  # bool [B, H, W]: the patch grid, whose cells divide the image evenly
     keep_pixels: Tensor | None = None  # bool [B, h, w]
     boxes: Tensor | None = None  # int [B, k, 4]: left, top, right, bottom in pixels, right and bottom excluded
-    parts: Tensor | None = None  # [B, K+1, H, W]: shares of discovered parts, background last; explains, not restricts
+    parts: Tensor | None = None  # [B, K+1, H, W]: part probabilities, background last; explain, do not restrict
 
     def __post_init__(self):
         for name, ndim in (("keep", 3), ("keep_pixels", 3), ("boxes", 3), ("parts", 4)):
@@ -41,10 +41,10 @@ class Sight:
             if value.ndim != ndim:
                 raise ValueError(f"Sight.{name} has {ndim} dimensions, not {list(value.shape)}")
             if name.startswith("keep") and value.dtype != torch.bool:
-                raise ValueError(f"Sight.{name} says yes or no: bool, not {value.dtype}")
+                raise ValueError(f"Sight.{name} must be bool, not {value.dtype}")
         lengths = [len(value) for value in self._given().values()]
-        if any(length != lengths[0] for length in lengths):  # one by one, so that it can be traced for any number
-            raise ValueError("the parts of a Sight are for different numbers of images")
+        if any(length != lengths[0] for length in lengths):  # one by one, so that export can trace any batch size
+            raise ValueError("the fields of a Sight have different numbers of images")
 
     @classmethod
     def everything(cls, images: Tensor) -> Sight:
@@ -52,9 +52,9 @@ class Sight:
 
     @classmethod
     def of_pixels(cls, visible: Tensor, grid: tuple[int, ...], *, at_least: float = 0.1, exact: bool = True) -> Sight:
-        """From a pixel mask [B, h, w]: keep the patches of which a share `at_least` is visible.
+        """From a pixel mask [B, h, w]: keep the patches of which at least a fraction `at_least` is visible.
 
-        `exact` also hides the other pixels of those patches; without it they are seen whole, border and all.
+        `exact` also hides the other pixels of kept patches; without it kept patches are visible as a whole.
         """
         keep = cell_share(visible, grid) >= at_least
         return cls(keep=keep, keep_pixels=visible if exact else None)
@@ -64,11 +64,11 @@ class Sight:
         given = self._given()
         given.pop("parts", None)
         if not given:
-            raise ValueError("an empty Sight says nothing about what may be seen")
+            raise ValueError("an empty Sight does not define what may be seen")
         first = next(iter(given.values()))
         visible = torch.ones(len(first), *size, dtype=torch.bool, device=first.device)
         if self.keep is not None:
-            visible &= spread(self.keep, size)
+            visible &= cells_to_pixels(self.keep, size)
         if self.keep_pixels is not None:
             if self.keep_pixels.shape[1:] != size:
                 raise ValueError(f"keep_pixels is for images of {list(self.keep_pixels.shape[1:])}, not {list(size)}")
@@ -80,8 +80,8 @@ class Sight:
     def on_grid(self, grid: tuple[int, ...], size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         """The same sight as `keep` and `keep_pixels` for a ViT with this patch grid, exact to the pixel.
 
-        A selector and a predictor with other patches, and boxes, thus go together: a patch is kept when any of its
-        pixels is visible, and where not all are, the others are hidden.
+        This connects selectors and predictors with different patches, and boxes: a patch is kept if any of its pixels
+        is visible; if not all are, the others are hidden.
         """
         if self.boxes is None and self.keep is not None and self.keep.shape[1:] == grid:
             return self.keep, self.keep_pixels
@@ -91,11 +91,11 @@ class Sight:
         return keep, None if bool((share[keep] == 1).all()) else visible
 
     def coverage(self, size: tuple[int, ...]) -> Tensor:
-        """[B]: the share of each image that may be seen."""
+        """[B]: the fraction of each image that is visible."""
         return self.visible(size).float().mean(dim=(1, 2))
 
     def show(self, images: Tensor | None = None) -> Image:
-        """An image of what is visible of these images; without them, of the sight's shape."""
+        """An image of the visible parts of these images; without them, of the shape of the sight."""
         return draw_sight(self, images)
 
     def to(self, device: torch.device | str) -> Sight:
@@ -114,11 +114,11 @@ class Sight:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was made of what was seen."""
+    """Logits, and the sight they were computed from."""
 
     logits: Tensor  # [B, C]
     sight: Sight
-    tokens: Tensor | None = None  # [B, T, D]: the tokens the answer was made from, zeros where hidden
+    tokens: Tensor | None = None  # [B, T, D]: the tokens the logits were computed from, zeros where hidden
 
     @property
     def probabilities(self) -> Tensor:
@@ -137,7 +137,7 @@ class Judge(Protocol):
     """Whether nothing outside the sight can reach the prediction: what `sightline verify` proves or refutes."""
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
-        """What it is, from nothing but `sight`: cheap, many times."""
+        """Predict from nothing but `sight`: cheap, called many times."""
         ...
 
 
@@ -146,16 +146,16 @@ class Look(Protocol):
     """*Where*: the half of a method that chooses the `Sight`."""
 
     def look(self, images: Tensor) -> Sight:
-        """Where to look: costly, once per image."""
+        """Choose the sight: costly, called once per image."""
         ...
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
-        """What to draw: named maps [B, H, W]."""
+        """Named maps [B, H, W] to draw."""
         ...
 
 
 class Method(nn.Module):
-    """What every method offers. Everything that works with methods relies on this, and on nothing else.
+    """The interface of a method. Everything that works with methods relies on this, and on nothing else.
 
     A method must define `look`, `judge` and `maps` and declare `blind`; the rest has defaults.
     """
@@ -164,47 +164,47 @@ class Method(nn.Module):
     """Required. Whether nothing outside the sight can reach the prediction. A method that sees the whole image is
     blind outside its sight for the trivial reason that nothing is outside; it declares `sees_everything` as well."""
     sees_everything: bool = False
-    """The sight is always the whole image, so there is nothing to hide, draw or intervene on."""
+    """The sight is always the whole image, so that there is nothing to hide, draw or intervene on."""
     uses_sight: bool = True
     """Whether `judge` depends on the sight it is given; if not, evaluation need not call `look` first."""
     needs_masks: bool = False
-    """Whether every image must come with a mask that says where to look (`look_at`)."""
+    """Whether every image needs a mask that defines the sight (`look_at`)."""
     accepts_masks: bool = False
     """Whether `look_at` is available."""
     part_count: int = 0
     """K, the number of discovered parts; a method with parts is a `methods.base.PartMethod`."""
     export_graph: str = ""
-    """Which traceable graph `sightline export` makes of it (a key of `export.graph.GRAPHS`); empty: it cannot."""
+    """Which traceable graph `sightline export` makes of it (a key of `export.graph.GRAPHS`); empty: not exportable."""
     export_obstacle: str = "its graph is not known"
     """Why it cannot be exported, where `export_graph` is empty."""
 
     def __init__(self) -> None:
         super().__init__()
         if not hasattr(type(self), "blind"):
-            raise TypeError(f"{type(self).__name__} does not declare `blind`: say whether hidden pixels can reach it")
+            raise TypeError(f"{type(self).__name__} must declare `blind`: whether hidden pixels cannot reach it")
 
     def look(self, images: Tensor) -> Sight:
-        """Where to look: costly, once per image."""
+        """Choose the sight: costly, called once per image."""
         raise NotImplementedError(f"{type(self).__name__}.look")
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
-        """What it is, from nothing but `sight`: cheap, many times."""
+        """Predict from nothing but `sight`: cheap, called many times."""
         raise NotImplementedError(f"{type(self).__name__}.judge")
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
-        """What to draw: named maps [B, H, W]."""
+        """Named maps [B, H, W] to draw."""
         raise NotImplementedError(f"{type(self).__name__}.maps")
 
     def look_at(self, images: Tensor, masks: Tensor) -> Sight:  # noqa: ARG002 (the interface)
-        """The sight that masks, bool [B, h, w], allow."""
-        raise UserError("--mask: this method cannot be given a mask; ifam, early-mask and late-mask can")
+        """The sight defined by masks, bool [B, h, w]."""
+        raise UserError("--mask: this method takes no masks; ifam, early-mask and late-mask do")
 
     def with_masks(self, rows: Any) -> Any:
-        """The rows of a dataset with the masks that this method is to be given; by default as they are."""
+        """The rows of a dataset with the masks that this method uses; by default unchanged."""
         return rows
 
 
-def spread(cells: Tensor, size: tuple[int, ...]) -> Tensor:
+def cells_to_pixels(cells: Tensor, size: tuple[int, ...]) -> Tensor:
     """[B, H, W] over cells -> [B, h, w] over pixels."""
     H, W = cells.shape[1:]
     if size[0] % H or size[1] % W:
@@ -213,7 +213,7 @@ def spread(cells: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def cell_share(pixels: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """[B, h, w] over pixels -> [B, H, W]: the share of each cell's pixels that is True."""
+    """[B, h, w] over pixels -> [B, H, W]: the fraction of True pixels in each cell."""
     h, w = pixels.shape[1:]
     if h % grid[0] or w % grid[1]:
         raise ValueError(f"a grid of {grid[0]}×{grid[1]} cells does not divide an image of {h}×{w} pixels")

@@ -32,7 +32,7 @@ def toy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(toy, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
-    return train(Ifam(toy, out=out, parts=3, look_size=32, average=None, balance="none", **SMALL))
+    return train(Ifam(toy, out=out, parts=3, selector_size=32, ema=None, balance="none", **SMALL))
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +90,10 @@ def test_a_part_dropped_in_a_changes_a_alone_and_gives_what_the_run_gives(visit,
     seen, other = [], visit.inner_text("#b-view .panel")
     for part in range(3):
         changes(visit, "a", lambda part=part: visit.click(f"#a-parts label >> nth={part}"))
-        answer = viewer.answer(viewer.example(page.rows[0]), Intervention(drop=(part,)))
-        best = answer.probabilities.argsort(descending=True)
+        prediction = viewer.predict(viewer.example(page.rows[0]), Intervention(drop=(part,)))
+        best = prediction.probabilities.argsort(descending=True)
         told = re.findall(r"(\d+) %", shares(visit, "a"))
-        assert told == [f"{100 * float(answer.probabilities[k]):.0f}" for k in best]
+        assert told == [f"{100 * float(prediction.probabilities[k]):.0f}" for k in best]
         assert f"without part {part}" in visit.inner_text("#a-view .words")
         seen.append(visit.get_attribute("#a-view img >> nth=0", "src"))
         changes(visit, "a", lambda part=part: visit.click(f"#a-parts label >> nth={part}"))
@@ -111,16 +111,16 @@ def test_the_slider_removes_patches_and_groups_show_what_both_panels_do(visit):
         visit.press("#b-removed input[type=number]", "Enter")
 
     changes(visit, "b", slide)
-    assert "0.8 quantile" in visit.inner_text("#b-view .words")
+    assert "0.8 distance quantile" in visit.inner_text("#b-view .words")
     visit.click("#a-parts label >> nth=1")
     says(visit, "#a-view .words", "without part 1")
     visit.click("#measure")
     says(visit, "#effects th", "A: without part 1")
-    says(visit, "#effects th", "B: patches beyond the 0.8 quantile")
+    says(visit, "#effects th", "B: token removal beyond the 0.8 distance quantile")
     assert visit.locator("#effects tr").count() == 1 + 4 + 1
 
 
-def test_what_is_drawn_is_what_b_sees_and_erasing_takes_it_back(visit):
+def test_b_sees_what_is_drawn_until_it_is_erased(visit):
     def stroke():
         box = visit.locator("#drawing canvas").bounding_box()
         for x, y, press in ((0.3, 0.3, visit.mouse.down), (0.6, 0.5, visit.mouse.up)):
@@ -129,23 +129,23 @@ def test_what_is_drawn_is_what_b_sees_and_erasing_takes_it_back(visit):
 
     visit.locator("#drawing canvas").scroll_into_view_if_needed()
     changes(visit, "b", stroke)
-    assert "that is what you drew" in visit.inner_text("#b-view .words")
+    assert "the drawn mask" in visit.inner_text("#b-view .words")
     assert 0 < int(re.search(r"sees (\d+) %", visit.inner_text("#b-view .words"))[1]) < 40
     assert visit.is_checked("#b-source input >> nth=1")
     visit.click("#drawing .clear")
-    says(visit, "#b-view [role=alert]", "nothing is drawn yet")
+    says(visit, "#b-view [role=alert]", "the drawn mask is empty")
     visit.click("#b-save")
-    says(visit, "#said [role=alert]", "for one picture")
+    says(visit, "#status [role=alert]", "for one image")
 
 
-def test_what_is_kept_is_there_for_the_next_visitor_and_for_predict(visit, run, toy, browser, served):
+def test_a_saved_intervention_applies_to_the_next_visitor_and_to_predict(visit, run, toy, browser, served):
     visit.click("#a-parts label >> nth=2")
     says(visit, "#a-view .words", "without part 2")
     visit.click("#names button")
     visit.locator("#name-1").locator("input, textarea").fill("<b>head</b>")
     says(visit, "#a-parts label", "<b>head</b>")
     visit.click("#a-save")
-    says(visit, "#said", "Kept in")
+    says(visit, "#status", "Saved to")
     kept = Intervention.load(run / "intervention.json")
     assert (kept.drop, kept.names) == ((2,), {1: "<b>head</b>"})
     _, _, err = typed("predict", run, next((toy / "val").iterdir()), "--device", "cpu")
@@ -158,24 +158,24 @@ def test_what_is_kept_is_there_for_the_next_visitor_and_for_predict(visit, run, 
         says(later, "#a-parts label", "<b>head</b>")
 
 
-def test_pictures_are_chosen_or_uploaded_and_what_is_none_is_said_to_be_none(visit, tmp_path):
+def test_images_are_chosen_or_uploaded_and_other_files_are_refused(visit, tmp_path):
     changes(visit, "a", lambda: visit.click("#gallery button >> nth=5"))
-    assert "labelled" in visit.inner_text("#said")
+    assert "labelled" in visit.inner_text("#status")
     before = visit.inner_text("#a-view .panel")
     (tmp_path / "notes.png").write_text("no picture")
     visit.set_input_files("#file input[type=file]", tmp_path / "notes.png")
-    says(visit, "#said [role=alert]", "notes.png: not an image")
+    says(visit, "#status [role=alert]", "notes.png: not a readable image")
     assert visit.inner_text("#a-view .panel") == before
     noise = np.random.default_rng(0).integers(0, 255, (300, 700), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "grey.png")
     changes(visit, "a", lambda: visit.set_input_files("#file input[type=file]", tmp_path / "grey.png"))
-    says(visit, "#said", "grey.png")
+    says(visit, "#status", "grey.png")
     first = visit.get_attribute("#gallery img >> nth=0", "src")
     visit.click("#others")
     visit.wait_for_function("first => document.querySelector('#gallery img').src !== first", arg=first)
 
 
-def test_nothing_is_asked_of_the_internet_neither_by_the_page_nor_by_the_server(visit, called):
+def test_neither_page_nor_server_connects_to_the_internet(visit, called):
     visit.click("#a-parts label >> nth=0")
     says(visit, "#a-view .words", "without part 0")
     elsewhere = [url for url in visit.requests if not re.match(r"(http://127\.0\.0\.1:|data:|blob:)", url)]
@@ -183,7 +183,7 @@ def test_nothing_is_asked_of_the_internet_neither_by_the_page_nor_by_the_server(
     assert {to[0] for to in called if isinstance(to, tuple)} <= {"127.0.0.1", "localhost", "::1"}
 
 
-def test_on_a_telephone_nothing_is_wider_than_the_screen(served, browser):
+def test_on_a_phone_nothing_is_wider_than_the_screen(served, browser):
     with browser.new_context(viewport={"width": 390, "height": 800}) as context:
         page = context.new_page()
         page.goto(served[1])
@@ -199,12 +199,12 @@ def test_a_method_that_sees_everything_shows_what_it_relies_on(toy, tmp_path, br
         visit = context.new_page()
         visit.goto(url)
         says(visit, "#a-view figcaption", "relevance")
-        assert "It sees the whole picture" in visit.inner_text("#a-view .words")
+        assert "It sees the whole image" in visit.inner_text("#a-view .words")
         assert not visit.is_visible("#b-view")
     blocks.close()
 
 
-def test_twenty_users_at_once_each_get_the_answers_to_their_own_picture(served, tmp_path):
+def test_twenty_users_at_once_each_get_predictions_for_their_own_image(served, tmp_path):
     from gradio_client import Client, handle_file
 
     page, url = served
@@ -216,19 +216,19 @@ def test_twenty_users_at_once_each_get_the_answers_to_their_own_picture(served, 
         client = Client(url, verbose=False, analytics_enabled=False, httpx_kwargs={"timeout": 120})
         every = (FOUND, [0, 1, 2], 0)
         client.predict(handle_file(path), *every, *every, api_name="/upload")
-        told = client.predict(FOUND, [k for k in range(3) if k != number % 3], 0, "", api_name="/answer_a")
+        told = client.predict(FOUND, [k for k in range(3) if k != number % 3], 0, "", api_name="/predict_a")
         return str(path), told
 
     pixels = generator.integers(0, 255, (20, 40, 40, 3), dtype=np.uint8)
     with ThreadPoolExecutor(20) as pool:
-        answers = [*pool.map(use, range(20))]
-    for number, (path, told) in enumerate(answers):
+        predictions = [*pool.map(use, range(20))]
+    for number, (path, told) in enumerate(predictions):
         shown = [k for k in range(3) if k != number % 3]
-        assert told == page.answer(page.viewer.read(Path(path)), FOUND, shown, 0, "")
-    assert len({told for _, told in answers}) == 20
+        assert told == page.predict(page.viewer.read(Path(path)), FOUND, shown, 0, "")
+    assert len({told for _, told in predictions}) == 20
 
 
-def test_a_port_that_is_taken_is_said_to_be(served, run):
+def test_a_port_in_use_is_an_error(served, run):
     port = int(served[1].rstrip("/").rpartition(":")[2])
     code, _, err = typed("app", run, "--port", port, "--device", "cpu")
     assert (code, "choose another --port" in err, err.count("\n")) == (2, True, 1), err

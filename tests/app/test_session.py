@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 import sightline.app.session as session
-from sightline.app.lock import Turns
+from sightline.app.lock import FairLock
 from sightline.app.panels import drawn_mask, panel, plain
 from sightline.app.session import Viewer
 from sightline.config import A2, App, EarlyMask, Erm, Ifam, Pdiscoformer
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.interventions.apply import calibrate, intervened
+from sightline.interventions.apply import apply_intervention, calibrate
 from sightline.interventions.file import Intervention
 from sightline.load import load_as_trained as load
 from sightline.metrics.inference import inference_batches
@@ -40,16 +40,16 @@ def toy(tmp_path_factory):
 def trained(toy, tmp_path_factory):
     """A run of each kind, by name."""
     folder = tmp_path_factory.mktemp("runs")
-    parts = {"parts": 3, "average": None, "balance": "none", **BRIEF}
-    asked = {
-        "ifam": Ifam(toy, out=folder / "ifam", look_size=SIDE, **parts, **SMALL),
+    parts = {"parts": 3, "ema": None, "balance": "none", **BRIEF}
+    dataset = {
+        "ifam": Ifam(toy, out=folder / "ifam", selector_size=SIDE, **parts, **SMALL),
         "patches": Ifam(toy, out=folder / "patches", sight="patches", **parts, **SMALL),
         "pdiscoformer": Pdiscoformer(toy, out=folder / "pdiscoformer", parts=3, **BRIEF, **SMALL),
-        "a2": A2(toy, out=folder / "a2", crop=("0.5",), **SMALL),
+        "a2": A2(toy, out=folder / "a2", crop_size=("0.5",), **SMALL),
         "early": EarlyMask(toy, out=folder / "early", sight="pixels", **BRIEF, **SMALL),
         "erm": Erm(toy, out=folder / "erm", **BRIEF, **SMALL),
     }
-    return {name: train(one) for name, one in asked.items()}
+    return {name: train(one) for name, one in dataset.items()}
 
 
 @pytest.fixture
@@ -74,55 +74,55 @@ def picture_file(toy) -> str:
 @pytest.mark.parametrize("kind", ["ifam", "patches", "pdiscoformer"])
 def test_toggling_gives_to_the_bit_what_the_corrected_method_gives_and_looks_once(trained, toy, kind, monkeypatch):
     viewer = opened(trained[kind])
-    finds = counted(viewer, "find", monkeypatch)
+    finds = counted(viewer, "detect", monkeypatch)
     picture = viewer.read(picture_file(toy))
-    answers = {drop: viewer.answer(picture, Intervention(drop=drop)) for drop in ((), (0,), (1,), (0, 2))}
+    predictions = {drop: viewer.predict(picture, Intervention(drop=drop)) for drop in ((), (0,), (1,), (0, 2))}
     assert len(finds) == 1
-    assert len({tuple(answer.probabilities.tolist()) for answer in answers.values()}) > 2
+    assert len({tuple(prediction.probabilities.tolist()) for prediction in predictions.values()}) > 2
     model = load(trained[kind])
-    for drop, answer in answers.items():
-        method = intervened(model.method, Intervention(drop=drop)) if drop else model.method
+    for drop, prediction in predictions.items():
+        method = apply_intervention(model.method, Intervention(drop=drop)) if drop else model.method
         images = picture.pixels[None].float() / 255
         with torch.no_grad():
             told = method.judge(images, method.look(images))
-        assert torch.equal(answer.probabilities, told.probabilities[0])
-        assert torch.equal(answer.sight.visible((SIDE, SIDE)), told.sight.visible((SIDE, SIDE)))
-        assert torch.equal(answer.before, answers[()].probabilities)
+        assert torch.equal(prediction.probabilities, told.probabilities[0])
+        assert torch.equal(prediction.sight.visible((SIDE, SIDE)), told.sight.visible((SIDE, SIDE)))
+        assert torch.equal(prediction.before, predictions[()].probabilities)
 
 
 def test_what_it_says_is_what_predict_says_once_it_is_kept(run, toy):
     viewer = opened(run)
-    wish = viewer.wish(shown=[0, 2], removed=5)
-    assert (wish.drop, wish.quantile) == ((1,), 0.95)
-    answer = viewer.answer(viewer.read(picture_file(toy)), wish)
-    viewer.save(wish, {0: "head", 1: "  ", 2: "<legs>"})
+    intervention = viewer.make_intervention(shown=[0, 2], removed=5)
+    assert (intervention.drop, intervention.quantile) == ((1,), 0.95)
+    prediction = viewer.predict(viewer.read(picture_file(toy)), intervention)
+    viewer.save(intervention, {0: "head", 1: "  ", 2: "<legs>"})
     kept = json.loads((run / "intervention.json").read_text())
     assert kept["names"] == {"0": "head", "2": "<legs>"}
     assert kept["facts"]["calibrated"]["pictures"] == 32
     code, out, err = typed("predict", run, picture_file(toy), "--device", "cpu")
     assert (code, "without part 1" in err) == (0, True), err
     told = [float(share) for share in out.splitlines()[1].split(",")[2:]]
-    assert told == pytest.approx(answer.probabilities.tolist(), abs=1e-7)
+    assert told == pytest.approx(prediction.probabilities.tolist(), abs=1e-7)
 
 
 def test_a_forced_part_that_is_switched_off_is_forced_no_longer(run):
     typed("intervene", run, "--force", 1)
-    wish = opened(run).wish(shown=[0, 2])
-    assert (wish.drop, wish.force) == ((1,), ())
+    intervention = opened(run).make_intervention(shown=[0, 2])
+    assert (intervention.drop, intervention.force) == ((1,), ())
 
 
 def test_the_slider_uses_the_distances_that_intervene_measures(run, toy):
     viewer = opened(run)
-    wish = viewer.wish(shown=[0, 1, 2], removed=3)
+    intervention = viewer.make_intervention(shown=[0, 1, 2], removed=3)
     assert typed("intervene", run, "--quantile", 0.97, *QUICK)[0] == 0
-    assert wish.thresholds == Intervention.load(run / "intervention.json").thresholds
-    assert viewer.wish(shown=[0, 1, 2], removed=3) == wish
-    few = opened(run, sample=8)
-    rows = few.asked.rows
-    at = rows.where("train")[np.linspace(0, 31, 8).round().astype(int)]
+    assert intervention.thresholds == Intervention.load(run / "intervention.json").thresholds
+    assert viewer.make_intervention(shown=[0, 1, 2], removed=3) == intervention
+    few = opened(run, limit=8)
+    rows = few.dataset.rows
+    at = rows.split_indices("train")[np.linspace(0, 31, 8).round().astype(int)]
     batches = inference_batches(rows, at, few.model.expects, make_accelerator("cpu"), batch=16, workers=0)
     sketch = calibrate(few.method, batches, few.accelerator)
-    assert few.wish(shown=[0, 1, 2], removed=10).thresholds == sketch.quantile(0.9)
+    assert few.make_intervention(shown=[0, 1, 2], removed=10).thresholds == sketch.quantile(0.9)
 
 
 def test_what_was_found_by_search_stays_known_until_something_else_is_kept(run):
@@ -131,47 +131,47 @@ def test_what_was_found_by_search_stays_known_until_something_else_is_kept(run):
     facts["facts"]["found"] = {"split": "val"}
     (run / "intervention.json").write_text(json.dumps(facts))
     viewer = opened(run)
-    assert viewer.kept.names == {2: "legs"}
-    assert "found" in viewer.save(viewer.wish([0, 2]), {2: "feet"}).facts
-    assert "found" not in viewer.save(viewer.wish([0, 1]), {2: "feet"}).facts
-    assert viewer.kept.drop == (2,)
+    assert viewer.saved.names == {2: "legs"}
+    assert "found" in viewer.save(viewer.make_intervention([0, 2]), {2: "feet"}).facts
+    assert "found" not in viewer.save(viewer.make_intervention([0, 1]), {2: "feet"}).facts
+    assert viewer.saved.drop == (2,)
 
 
 def test_a_drawn_mask_is_all_that_is_seen(trained, toy):
     viewer = opened(trained["ifam"])
     picture, mask = viewer.read(picture_file(toy)), torch.zeros(SIDE, SIDE, dtype=torch.bool)
     mask[8:20, 10:22] = True
-    answer = viewer.answer(picture, mask=mask)
-    assert torch.equal(answer.sight.visible((SIDE, SIDE))[0] & ~mask, torch.zeros_like(mask))
+    prediction = viewer.predict(picture, mask=mask)
+    assert torch.equal(prediction.sight.visible((SIDE, SIDE))[0] & ~mask, torch.zeros_like(mask))
     changed = viewer.read(picture_file(toy))
     changed.pixels[:, ~mask] = 255 - changed.pixels[:, ~mask]
-    assert torch.equal(viewer.answer(changed, mask=mask).probabilities, answer.probabilities)
-    with pytest.raises(UserError, match="nothing is drawn"):
-        viewer.answer(picture, mask=torch.zeros(SIDE, SIDE, dtype=torch.bool))
+    assert torch.equal(viewer.predict(changed, mask=mask).probabilities, prediction.probabilities)
+    with pytest.raises(UserError, match="the drawn mask is empty"):
+        viewer.predict(picture, mask=torch.zeros(SIDE, SIDE, dtype=torch.bool))
 
 
 def test_methods_without_parts_show_where_they_look_and_what_they_rely_on(trained, toy):
     boxes = opened(trained["a2"])
-    answer = boxes.answer(boxes.read(picture_file(toy)))
+    prediction = boxes.predict(boxes.read(picture_file(toy)))
     assert (boxes.parts, boxes.draws) == (0, False)
-    assert answer.coverage == pytest.approx(0.25)
-    assert answer.sight.boxes is not None
+    assert prediction.coverage == pytest.approx(0.25)
+    assert prediction.sight.boxes is not None
     everything = opened(trained["erm"])
-    answer = everything.answer(everything.read(picture_file(toy)))
-    assert answer.coverage == 1
-    assert {"relevance", "attention"} <= set(answer.maps)
-    with pytest.raises(UserError, match="cannot be shown a mask"):
-        boxes.answer(boxes.read(picture_file(toy)), mask=torch.ones(SIDE, SIDE, dtype=torch.bool))
+    prediction = everything.predict(everything.read(picture_file(toy)))
+    assert prediction.coverage == 1
+    assert {"relevance", "attention"} <= set(prediction.maps)
+    with pytest.raises(UserError, match="takes no masks"):
+        boxes.predict(boxes.read(picture_file(toy)), mask=torch.ones(SIDE, SIDE, dtype=torch.bool))
 
 
 def test_a_method_that_is_told_where_to_look_uses_the_masks_of_the_data_or_waits_for_one(trained, toy):
     viewer = opened(trained["early"])
-    known = viewer.answer(viewer.example(viewer.examples()[0]))
+    known = viewer.predict(viewer.example(viewer.examples()[0]))
     assert 0 < known.coverage < 0.6
     stranger = viewer.read(picture_file(toy))
-    with pytest.raises(UserError, match="draw what may be seen"):
-        viewer.answer(stranger)
-    drawn = viewer.answer(stranger, mask=torch.ones(SIDE, SIDE, dtype=torch.bool))
+    with pytest.raises(UserError, match="draw what the model may see"):
+        viewer.predict(stranger)
+    drawn = viewer.predict(stranger, mask=torch.ones(SIDE, SIDE, dtype=torch.bool))
     assert (drawn.coverage, drawn.before) == (1, None)
 
 
@@ -187,7 +187,7 @@ def test_pictures_are_read_as_predict_reads_them(trained, toy, tmp_path):
         odd.save(tmp_path / "odd.png")
         assert viewer.read(tmp_path / "odd.png").pixels.shape == (3, SIDE, SIDE)
     (tmp_path / "notes.png").write_text("no picture")
-    with pytest.raises(UserError, match=r"notes\.png: not an image"):
+    with pytest.raises(UserError, match=r"notes\.png: not a readable image"):
         viewer.read(tmp_path / "notes.png")
 
 
@@ -197,34 +197,34 @@ def saved(picture, folder):
 
 
 def test_looks_are_remembered_within_bounds(trained, monkeypatch):
-    monkeypatch.setattr(session, "MOST_LOOKS", 2)
+    monkeypatch.setattr(session, "MAX_LOOKS", 2)
     viewer = opened(trained["ifam"])
-    finds = counted(viewer, "find", monkeypatch)
+    finds = counted(viewer, "detect", monkeypatch)
     pictures = [viewer.example(row) for row in viewer.examples()[:3]]
     for number in (0, 1, 0, 2, 0, 1):
-        viewer.answer(pictures[number])
+        viewer.predict(pictures[number])
     assert len(finds) == 4
 
 
 def test_examples_are_validation_pictures_of_all_groups_in_turn(trained):
     viewer = opened(trained["ifam"])
-    rows = viewer.asked.rows
-    assert sorted(viewer.examples()) == rows.where("val").tolist()
+    rows = viewer.dataset.rows
+    assert sorted(viewer.examples()) == rows.split_indices("val").tolist()
     assert len({viewer.example(row).group for row in viewer.examples()[: len(rows.group_names)]}) == 4
 
 
 def test_the_effect_on_groups_is_that_of_evaluate_and_looks_once_for_all(run, monkeypatch):
     viewer = opened(run)
-    finds = counted(viewer, "find", monkeypatch)
+    finds = counted(viewer, "detect", monkeypatch)
     told = []
-    plain_, without = viewer.effects([viewer.wish([0, 1])], lambda done, of: told.append((done, of)))
+    plain_, without = viewer.effects([viewer.make_intervention([0, 1])], lambda done, of: told.append((done, of)))
     assert told == [(0, 2), (1, 2)]
-    again = viewer.effects([viewer.wish([0, 1]), viewer.wish([1])])
+    again = viewer.effects([viewer.make_intervention([0, 1]), viewer.make_intervention([1])])
     assert len(finds) == 2
     assert again[1].cells == without.cells
     assert again[0].gain is None
     assert without.gains.keys() == plain_.cells.keys()
-    viewer.save(viewer.wish([0, 1]))
+    viewer.save(viewer.make_intervention([0, 1]))
     assert typed("evaluate", run, "--split", "val", *QUICK)[0] == 0
     metrics = json.loads((run / "intervened-drop2" / "metrics.json").read_text())["splits"]["val"]
     assert {k: e.value for k, e in without.cells.items()} == {k: e["value"] for k, e in metrics["groups"].items()}
@@ -237,8 +237,8 @@ def test_without_its_data_a_run_still_answers_and_says_what_is_missing(run, toy,
     viewer = opened(run)
     assert viewer.examples() == []
     assert "no longer there" in viewer.missing
-    assert viewer.answer(viewer.read(picture_file(toy)), viewer.wish([0])).coverage < 1
-    for impossible in (lambda: viewer.wish([0], removed=5), lambda: viewer.effects([])):
+    assert viewer.predict(viewer.read(picture_file(toy)), viewer.make_intervention([0])).coverage < 1
+    for impossible in (lambda: viewer.make_intervention([0], removed=5), lambda: viewer.effects([])):
         with pytest.raises(UserError, match="needs the run's data"):
             impossible()
     assert opened(run, data=toy).examples()
@@ -248,24 +248,24 @@ def test_without_its_data_a_run_still_answers_and_says_what_is_missing(run, toy,
 
 def test_twenty_threads_get_the_answers_that_one_gets_and_every_picture_is_looked_at_once(trained, monkeypatch):
     alone, shared = opened(trained["ifam"]), opened(trained["ifam"])
-    finds = counted(shared, "find", monkeypatch)
-    rows, wishes = shared.examples()[:4], [Intervention(drop=(k,)) for k in range(3)]
-    asked = [(rows[k % 4], wishes[k % 3]) for k in range(20)]
+    finds = counted(shared, "detect", monkeypatch)
+    rows, interventions = shared.examples()[:4], [Intervention(drop=(k,)) for k in range(3)]
+    dataset = [(rows[k % 4], interventions[k % 3]) for k in range(20)]
     with ThreadPoolExecutor(20) as pool:
-        measured = pool.submit(shared.effects, wishes[:1])
-        answers = [*pool.map(lambda one: shared.answer(shared.example(one[0]), one[1]), asked)]
+        measured = pool.submit(shared.effects, interventions[:1])
+        predictions = [*pool.map(lambda one: shared.predict(shared.example(one[0]), one[1]), dataset)]
         assert len(measured.result()) == 2
     assert len(finds) == 4 + 2
-    for (row, wish), answer in zip(asked, answers, strict=True):
-        assert torch.equal(answer.probabilities, alone.answer(alone.example(row), wish).probabilities)
+    for (row, intervention), prediction in zip(dataset, predictions, strict=True):
+        assert torch.equal(prediction.probabilities, alone.predict(alone.example(row), intervention).probabilities)
 
 
 def test_turns_are_taken_in_the_order_of_arrival_and_survive_errors():
-    turns, order, begun = Turns(), [], threading.Event()
+    device_lock, order, begun = FairLock(), [], threading.Event()
 
     def long():
         for k in range(3):
-            with turns:
+            with device_lock:
                 order.append(f"long {k}")
                 if k == 0:
                     begun.wait(5)
@@ -276,26 +276,26 @@ def test_turns_are_taken_in_the_order_of_arrival_and_survive_errors():
         pass
 
     def short():
-        with turns:
+        with device_lock:
             order.append("short")
 
     waiting = threading.Thread(target=short)
     waiting.start()
-    while turns._given < 2:
+    while device_lock._given < 2:
         pass
     begun.set()
     working.join(), waiting.join()
     assert order[1] == "short"
-    with pytest.raises(ZeroDivisionError), turns:
+    with pytest.raises(ZeroDivisionError), device_lock:
         1 / 0  # noqa: B018
-    with turns:
+    with device_lock:
         order.append("after")
 
 
 def test_names_from_outside_are_only_ever_text(trained, toy):
     viewer = opened(trained["ifam"])
-    answer = viewer.answer(viewer.read(picture_file(toy)))
-    shown = panel(answer, ["<script>alert(1)</script>", "${x}{{y}}"], "as <trained>", blind=True)
+    prediction = viewer.predict(viewer.read(picture_file(toy)))
+    shown = panel(prediction, ["<script>alert(1)</script>", "${x}{{y}}"], "as <trained>", blind=True)
     assert "<script>" not in shown
     assert not {"${", "{{"} & {shown[i : i + 2] for i in range(len(shown))}
     assert plain("a&b") == "a&amp;b"

@@ -1,4 +1,4 @@
-"""Runs with known outcomes under interventions, as benchmarks/interventions.py leaves them."""
+"""Runs with known outcomes under interventions, as benchmarks/run.py leaves them."""
 
 import json
 import sys
@@ -6,8 +6,9 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from interventions_measure import TEST, as_csv
-from waterbirds_rows import folder_of
+from evidence import TEST
+from packing import as_csv
+from rows import folder_of
 
 EACH = 400
 

@@ -1,4 +1,4 @@
-"""Rows side by side: what becomes of failures, of deadlines, and of what a row says."""
+"""Jobs in parallel: failures, retries and deadlines."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from sightline.errors import UserError
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import lanes
-from lanes import Job, as_typed, deadline_in, side_by_side, with_files
+from lanes import Job, deadline_in, run_parallel
 
 
 class Processes:
@@ -46,8 +46,8 @@ def done(row: str) -> dict[str, str]:
 
 def worked_off(monkeypatch, capsys, failures, minutes: float | None = None) -> tuple[Processes, list[dict]]:
     processes = Processes(failures)
-    monkeypatch.setattr(lanes, "one_process", processes)
-    side_by_side([Job({"row": row}, done, (row,)) for row in "abc"], 1, deadline_in(minutes))
+    monkeypatch.setattr(lanes, "new_process", processes)
+    run_parallel([Job({"row": row}, done, (row,)) for row in "abc"], 1, deadline_in(minutes))
     return processes, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -72,30 +72,13 @@ def test_after_the_deadline_nothing_is_begun(monkeypatch, capsys):
 
 def test_what_is_interrupted_at_the_deadline_is_said_to_be_saved(monkeypatch, capsys):
     _, said = worked_off(monkeypatch, capsys, {"a": [KeyboardInterrupt()]}, minutes=5.0)
-    assert said[0] == {"row": "a", "stopped": "saved, to go on with", "tried_again": False}
+    assert said[0] == {"row": "a", "stopped": "saved, to be resumed", "tried_again": False}
     with pytest.raises(KeyboardInterrupt):
-        lanes.until(time.time() + 0.05, time.sleep, 5)
-    assert lanes.until(time.time() + 0.05, done, "a") == done("a")
+        lanes.run_until(time.time() + 0.05, time.sleep, 5)
+    assert lanes.run_until(time.time() + 0.05, done, "a") == done("a")
     time.sleep(0.1)
 
 
 def test_rows_run_in_processes_of_their_own(capsys):
-    side_by_side([Job({"row": row}, dict, ((("row", row),),)) for row in "ab"], 2, deadline_in(5.0))
+    run_parallel([Job({"row": row}, dict, ((("row", row),),)) for row in "ab"], 2, deadline_in(5.0))
     assert sorted(json.loads(line)["row"] for line in capsys.readouterr().out.splitlines()) == ["a", "b"]
-
-
-def test_a_row_is_read_as_the_command_line_reads_it(tmp_path):
-    command = as_typed("a", "erm", [str(tmp_path), "--epochs", "3"], compile=True)
-    assert (command.method, command.epochs, command.compile) == ("erm", 3, True)
-    assert as_typed("a", "probe", [str(tmp_path)], compile=True).method == "probe"
-    with pytest.raises(UserError, match="train erm data --nonsense 3` is not understood"):
-        as_typed("a", "erm", ["data", "--nonsense", "3"])
-    with pytest.raises(UserError, match="there is no method 'astrology'"):
-        as_typed("a", "astrology", [])
-
-
-def test_words_of_a_row_stand_for_files_which_must_be_given():
-    files = {"SELF": ("dir/SELF.x", "--self-supervised"), "U2NET": ("", "--u2net")}
-    assert with_files("a", ["--masks", "found:SELF", "SELF"], files) == ["--masks", "found:dir/SELF.x", "dir/SELF.x"]
-    with pytest.raises(UserError, match="a: needs --u2net"):
-        with_files("a", ["u2net:U2NET"], files)

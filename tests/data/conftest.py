@@ -1,14 +1,14 @@
-"""Images to augment."""
+"""Annotated images to augment."""
 
 import pytest
 import torch
 
-from sightline.data.augment import Pictures
+from sightline.data.augment import AnnotatedImages
 from sightline.datasets.toy_images import make_toy
 
 
 @pytest.fixture(scope="module")
-def toys() -> Pictures:
+def toys() -> AnnotatedImages:
     toy = make_toy(12, size=64, seed=5)
     boxes = torch.tensor([[[5.0, 9.0, 40.0, 50.0], [torch.nan] * 4]]).expand(12, 2, 4)
-    return Pictures(toy.images, toy.masks, boxes, toy.keypoints)
+    return AnnotatedImages(toy.images, toy.masks, boxes, toy.keypoints)

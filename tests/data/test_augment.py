@@ -1,4 +1,4 @@
-"""Augmentation: chance comes from (seed, epoch, index) alone, and what is not asked for does not change."""
+"""Augmentation: a function of (seed, epoch, index) only, and no change without a setting."""
 
 import json
 from dataclasses import asdict, replace
@@ -7,28 +7,28 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.data.augment import PRESETS, Augment, Pictures, uniforms
+from sightline.data.augment import PRESETS, AnnotatedImages, Augment, uniforms
 from sightline.data.images import mask_to_tensor, to_tensor
 from sightline.datasets.toy_images import make_toy
 from sightline.errors import UserError
 from sightline.vit.model import Input
 
-from .augmenting import OFF, go, overlap
+from .augmenting import OFF, augmented, overlap
 
-# Chance
+# Random draws
 
 
-def test_uniforms_are_splitmix64_worked_out_in_plain_integers():
-    def scrambled(z: int) -> int:
+def test_uniforms_are_splitmix64_computed_with_plain_integers():
+    def mix64(z: int) -> int:
         z = (z + 0x9E3779B97F4A7C15) % 2**64
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         return z ^ (z >> 31)
 
-    assert scrambled(0) == 0xE220A8397B1DCDAF  # SplitMix64's published first number for seed 0
+    assert mix64(0) == 0xE220A8397B1DCDAF  # SplitMix64's published first number for seed 0
     for seed, epoch, index in ((0, 0, 0), (-7, 12, 10**12), (2**63 + 5, 3, 77)):
-        key = scrambled(scrambled(scrambled(seed % 2**64) ^ epoch) ^ index)
-        expected = [(scrambled((key + i * 0x9E3779B97F4A7C15) % 2**64) >> 11) / 2**53 for i in range(5)]
+        key = mix64(mix64(mix64(seed % 2**64) ^ epoch) ^ index)
+        expected = [(mix64((key + i * 0x9E3779B97F4A7C15) % 2**64) >> 11) / 2**53 for i in range(5)]
         assert uniforms(seed, epoch, torch.tensor([index]), 5)[0].tolist() == expected
 
 
@@ -42,28 +42,28 @@ def test_uniforms_are_uniform_in_every_column():
     assert (chi_squared < 44).all()  # 19 degrees of freedom: one in a thousand
 
 
-def test_uniforms_of_neighbouring_seeds_epochs_indices_and_columns_are_unrelated():
+def test_uniforms_of_neighbouring_seeds_epochs_indices_and_columns_are_uncorrelated():
     n = torch.arange(20_000)
     base = uniforms(1, 2, n, 2)
     others = [base[:, 1], base[:, 0].roll(1), uniforms(2, 2, n, 1)[:, 0], uniforms(1, 3, n, 1)[:, 0]]
     others += [uniforms(2, 1, n, 1)[:, 0], uniforms(1, 2, n + 1, 2)[:, 1], uniforms(1, 2, n ^ 1, 1)[:, 0]]
-    related = torch.corrcoef(torch.stack([base[:, 0], *others]))
-    assert (related - torch.eye(len(related))).abs()[0].max() < 0.03
+    correlation = torch.corrcoef(torch.stack([base[:, 0], *others]))
+    assert (correlation - torch.eye(len(correlation))).abs()[0].max() < 0.03
 
 
-def test_uniforms_do_not_depend_on_company_order_or_count():
-    all_of_them = uniforms(9, 4, torch.arange(100), 6)
+def test_uniforms_do_not_depend_on_the_other_indices_or_the_count():
+    full = uniforms(9, 4, torch.arange(100), 6)
     some = torch.tensor([71, 3, 3, 99])
-    assert torch.equal(uniforms(9, 4, some, 3), all_of_them[some, :3])
+    assert torch.equal(uniforms(9, 4, some, 3), full[some, :3])
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_picture_is_the_same_in_every_batch(name, toys):
-    how = replace(PRESETS[name], size=(48, 40))
-    together = how(toys, seed=3, epoch=2, indices=100 + torch.arange(12))
+def test_an_image_is_augmented_alike_in_every_batch(name, toys):
+    config = replace(PRESETS[name], size=(48, 40))
+    together = config(toys, seed=3, epoch=2, indices=100 + torch.arange(12))
     some = torch.tensor([7, 0, 11, 4, 5])
-    few = Pictures(toys.images[some], toys.masks[some], toys.boxes[some], toys.keypoints[some])
-    apart = how(few, seed=3, epoch=2, indices=100 + some)
+    subset = AnnotatedImages(toys.images[some], toys.masks[some], toys.boxes[some], toys.keypoints[some])
+    apart = config(subset, seed=3, epoch=2, indices=100 + some)
     torch.testing.assert_close(apart.images, together.images[some], rtol=0, atol=1e-6)
     assert torch.equal(apart.masks, together.masks[some])
     assert torch.equal(apart.boxes.nan_to_num(-1), together.boxes[some].nan_to_num(-1))
@@ -71,26 +71,26 @@ def test_a_picture_is_the_same_in_every_batch(name, toys):
 
 
 @pytest.mark.parametrize("name", ["light", "published", "imagenet"])
-def test_the_same_numbers_give_the_same_pictures_and_others_give_others(name, toys):
-    first = go(PRESETS[name], toys, seed=1, epoch=1).images
-    assert torch.equal(go(PRESETS[name], toys, seed=1, epoch=1).images, first)
+def test_seed_epoch_and_index_determine_the_images(name, toys):
+    first = augmented(PRESETS[name], toys, seed=1, epoch=1).images
+    assert torch.equal(augmented(PRESETS[name], toys, seed=1, epoch=1).images, first)
     for other in ({"seed": 2, "epoch": 1}, {"seed": 1, "epoch": 2}, {"indices": 50 + torch.arange(12)}):
-        changed = (go(PRESETS[name], toys, **{"seed": 1, "epoch": 1} | other).images != first).flatten(1).any(1)
+        changed = (augmented(PRESETS[name], toys, **{"seed": 1, "epoch": 1} | other).images != first).flatten(1).any(1)
         assert changed.float().mean() > 0.8
 
 
-def test_a_setting_does_not_disturb_the_draws_of_another(toys):
-    plain = go(replace(OFF, flip=0.5, degrees=20.0), toys)
-    more = go(replace(OFF, flip=0.5, degrees=20.0, hue=0.1, planckian=0.8, randaugment=(0, 5.0)), toys)
+def test_the_draws_of_a_setting_do_not_depend_on_other_settings(toys):
+    plain = augmented(replace(OFF, flip=0.5, degrees=20.0), toys)
+    more = augmented(replace(OFF, flip=0.5, degrees=20.0, hue=0.1, planckian=0.8, randaugment=(0, 5.0)), toys)
     assert torch.equal(plain.masks, more.masks)
     assert torch.equal(plain.keypoints, more.keypoints)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_seed_means_the_same_on_the_gpu(name, toys):
-    there = Pictures(*(value.cuda() for value in (toys.images, toys.masks, toys.boxes, toys.keypoints)))
-    here, seen = (go(PRESETS[name], pictures, (48, 40), seed=6) for pictures in (toys, there))
+def test_the_gpu_gives_the_same_images(name, toys):
+    on_gpu = AnnotatedImages(*(value.cuda() for value in (toys.images, toys.masks, toys.boxes, toys.keypoints)))
+    here, seen = (augmented(PRESETS[name], given, (48, 40), seed=6) for given in (toys, on_gpu))
     assert seen.images.device.type == "cuda"
     assert (here.images - seen.images.cpu()).abs().mean() < 1e-4  # posterize may fall one level apart here and there
     assert (here.masks != seen.masks.cpu()).float().mean() < 1e-3
@@ -101,17 +101,17 @@ def test_a_seed_means_the_same_on_the_gpu(name, toys):
 def test_global_generators_are_left_alone(toys):
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    go(PRESETS["imagenet"], toys)
+    augmented(PRESETS["imagenet"], toys)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# What stays
+# What does not change
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64, torch.float16])
-def test_with_everything_off_nothing_changes(dtype, toys):
+def test_without_augmentation_nothing_changes(dtype, toys):
     images = toys.images if dtype == torch.uint8 else (toys.images / 255).to(dtype)
-    same = go(OFF, replace(toys, images=images))
+    same = augmented(OFF, replace(toys, images=images))
     assert same.images.dtype == torch.float32
     assert torch.equal(same.images, toys.images / 255 if dtype == torch.uint8 else images.float())
     assert torch.equal(same.masks, toys.masks)
@@ -120,35 +120,35 @@ def test_with_everything_off_nothing_changes(dtype, toys):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_nothing_comes_of_nothing(name, toys):
-    none = Pictures(toys.images[:0], toys.masks[:0], toys.boxes[:0], toys.keypoints[:0])
-    assert go(PRESETS[name], none, (40, 30)).images.shape == (0, 3, 40, 30)
-    boxless = Pictures(toys.images, boxes=toys.boxes[:, :0], keypoints=toys.keypoints[:, :0])
-    seen = go(PRESETS[name], boxless)
+def test_empty_batches_and_empty_annotations(name, toys):
+    none = AnnotatedImages(toys.images[:0], toys.masks[:0], toys.boxes[:0], toys.keypoints[:0])
+    assert augmented(PRESETS[name], none, (40, 30)).images.shape == (0, 3, 40, 30)
+    boxless = AnnotatedImages(toys.images, boxes=toys.boxes[:, :0], keypoints=toys.keypoints[:, :0])
+    seen = augmented(PRESETS[name], boxless)
     assert (seen.boxes.shape, seen.keypoints.shape) == ((12, 0, 4), (12, 0, 3))
 
 
-def test_what_is_not_given_does_not_come_back(toys):
-    seen = go(PRESETS["published"], Pictures(toys.images))
+def test_missing_annotations_stay_missing(toys):
+    seen = augmented(PRESETS["published"], AnnotatedImages(toys.images))
     assert (seen.masks, seen.boxes, seen.keypoints) == (None, None, None)
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_input_is_not_written_to(name, toys):
+def test_the_input_is_not_modified(name, toys):
     given = replace(toys, images=toys.images / 255)
     kept = [value.clone() for value in (given.images, given.masks, given.boxes, given.keypoints)]
-    go(PRESETS[name], given, (40, 40))
+    augmented(PRESETS[name], given, (40, 40))
     for value, before in zip((given.images, given.masks, given.boxes, given.keypoints), kept, strict=True):
         torch.testing.assert_close(value, before, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("canvas", [(150, 150), (97, 140), (180, 121)])
+@pytest.mark.parametrize("source", [(150, 150), (97, 140), (180, 121)])
 @pytest.mark.parametrize("crop", [1.0, 0.875])
-def test_evaluation_shows_what_reading_the_file_shows(canvas, crop):
+def test_the_none_preset_equals_to_tensor(source, crop):
     toy = make_toy(1, size=184, seed=1)
-    image, mask = toy.images[0, :, : canvas[0], : canvas[1]], toy.masks[0, : canvas[0], : canvas[1]]
+    image, mask = toy.images[0, :, : source[0], : source[1]], toy.masks[0, : source[0], : source[1]]
     expects = Input(size=(90, 84), crop=crop, resample="bilinear")
-    seen = go(replace(PRESETS["none"], crop=crop), Pictures(image[None], mask[None]), (90, 84))
+    seen = augmented(replace(PRESETS["none"], crop=crop), AnnotatedImages(image[None], mask[None]), (90, 84))
     file = to_tensor(Image.fromarray(image.permute(1, 2, 0).numpy()), expects)
     assert (seen.images[0] - file).abs().max() < 1.6 / 255  # Pillow rounds twice
     mask_file = mask_to_tensor(Image.fromarray(mask.numpy()), expects)
@@ -157,7 +157,7 @@ def test_evaluation_shows_what_reading_the_file_shows(canvas, crop):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_values_stay_between_0_and_1(name, toys):
-    seen = go(PRESETS[name], toys, (50, 45)).images
+    seen = augmented(PRESETS[name], toys, (50, 45)).images
     assert seen.shape == (12, 3, 50, 45)
     assert seen.min() >= 0
     assert seen.max() <= 1
@@ -177,12 +177,12 @@ def test_values_stay_between_0_and_1(name, toys):
         ({"fill": (124, 116, 104)}, "fill"),
     ],
 )
-def test_impossible_settings_are_refused_by_name(wrong, named):
+def test_invalid_settings_are_rejected_by_name(wrong, named):
     with pytest.raises(UserError, match=named):
         Augment(**wrong)
 
 
-def test_pictures_that_do_not_fit_together_are_refused():
+def test_inconsistent_shapes_are_rejected():
     for wrong in (
         {"images": torch.zeros(2, 1, 8, 8)},
         {"images": torch.zeros(2, 3, 8, 8), "masks": torch.zeros(2, 8, 8)},
@@ -190,13 +190,13 @@ def test_pictures_that_do_not_fit_together_are_refused():
         {"images": torch.zeros(2, 3, 8, 8), "boxes": torch.zeros(1, 1, 4)},
         {"images": torch.zeros(2, 3, 8, 8), "keypoints": torch.zeros(2, 5, 2)},
     ):
-        with pytest.raises(ValueError, match="are"):
-            Pictures(**wrong)
+        with pytest.raises(ValueError, match="must be"):
+            AnnotatedImages(**wrong)
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_settings_survive_json(name, toys):
+def test_settings_round_trip_through_json(name, toys):
     back = Augment(**json.loads(json.dumps(asdict(replace(PRESETS[name], size=(40, 40))))))
     assert torch.equal(
-        back(toys, seed=0, epoch=0, indices=torch.arange(12)).images, go(PRESETS[name], toys, (40, 40)).images
+        back(toys, seed=0, epoch=0, indices=torch.arange(12)).images, augmented(PRESETS[name], toys, (40, 40)).images
     )

@@ -1,4 +1,4 @@
-"""Labels that look like slips."""
+"""Labels that look like mistakes."""
 
 from PIL import Image
 
@@ -6,14 +6,14 @@ from sightline.data.check import check
 from sightline.data.rows import read_rows
 
 
-def test_labels_that_differ_in_case_or_space_only_are_named_with_their_lines(tmp_path):
+def test_labels_that_differ_in_case_or_spaces_only_are_listed_with_their_lines(tmp_path):
     labels = ["duck", "Duck", "grey stork", "duck", "grey  Stork", "heron"]
     (tmp_path / "rows.csv").write_text(
         "image,label\n" + "".join(f"{i}.png,{label}\n" for i, label in enumerate(labels))
     )
-    (finding,) = [f for f in check(read_rows(tmp_path), open_images=False).findings if "case or space" in f.text]
+    (finding,) = [f for f in check(read_rows(tmp_path), open_images=False).findings if "case or spaces" in f.text]
     assert finding.severity == "warning"
-    assert finding.text.startswith("4 labels differ in case or space only")
+    assert finding.text.startswith("4 labels differ in case or spaces only")
     assert finding.items == (
         "'Duck': 1 row, rows.csv:3",
         "'duck': 2 rows, rows.csv:2, 5",
@@ -22,7 +22,7 @@ def test_labels_that_differ_in_case_or_space_only_are_named_with_their_lines(tmp
     )
 
 
-def test_labels_that_are_empty_cells_are_named_with_their_lines(tmp_path):
+def test_labels_that_look_like_empty_cells_are_listed_with_their_lines(tmp_path):
     labels = ["duck", "nan", "stork", "None", *["null"] * 12]
     (tmp_path / "rows.csv").write_text(
         "image,label\n" + "".join(f"{i}.png,{label}\n" for i, label in enumerate(labels))
@@ -35,9 +35,9 @@ def test_labels_that_are_empty_cells_are_named_with_their_lines(tmp_path):
     assert finding.items[2] == "'null': 12 rows, rows.csv:6, 7, 8, 9, 10, 11, 12, 13, 14, 15 …"
 
 
-def test_class_folders_are_named_without_lines(tmp_path):
+def test_class_folders_are_listed_without_lines(tmp_path):
     for name in ("Duck", "du ck", "stork"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (4, 4)).save(tmp_path / name / "a.png")
     findings = check(read_rows(tmp_path), open_images=False).findings
-    assert [f.items for f in findings if "case or space" in f.text] == [("'Duck': 1 row", "'du ck': 1 row")]
+    assert [f.items for f in findings if "case or spaces" in f.text] == [("'Duck': 1 row", "'du ck': 1 row")]

@@ -1,4 +1,4 @@
-"""Augmentation in colour: as asked, as Pillow does it, and leaving places alone."""
+"""Colour augmentation: within its ranges, like Pillow, and without any effect on geometry."""
 
 from dataclasses import replace
 
@@ -7,34 +7,34 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from sightline.data.augment import Pictures
-from sightline.data.colours import OPERATIONS, OTHER, illuminants
+from sightline.data.augment import AnnotatedImages
+from sightline.data.colours import NONLINEAR, OPERATIONS, illuminants
 
-from .augmenting import COLOUR, OFF, go, squares
+from .augmenting import COLOUR, OFF, augmented, squares
 
 
-@pytest.mark.parametrize("how", COLOUR.values(), ids=COLOUR)
-def test_colours_leave_places_alone(how, toys):
-    seen = go(how, toys)
+@pytest.mark.parametrize("config", COLOUR.values(), ids=COLOUR)
+def test_colour_does_not_change_geometry(config, toys):
+    seen = augmented(config, toys)
     assert torch.equal(seen.masks, toys.masks)
     torch.testing.assert_close(seen.keypoints, toys.keypoints)
     assert ((seen.images - toys.images / 255).abs().amax((1, 2, 3)) > 0.01).float().mean() > 0.7
 
 
-def flat(*colour: float, count: int = 400) -> Pictures:
-    return Pictures(torch.tensor(colour)[:, None, None].expand(count, 3, 4, 4))
+def flat(*colour: float, count: int = 400) -> AnnotatedImages:
+    return AnnotatedImages(torch.tensor(colour)[:, None, None].expand(count, 3, 4, 4))
 
 
 def test_brightness_multiplies_within_its_range():
-    factors = go(COLOUR["brightness"], flat(0.5, 0.2, 0.4)).images[..., 0, 0] / torch.tensor([0.5, 0.2, 0.4])
+    factors = augmented(COLOUR["brightness"], flat(0.5, 0.2, 0.4)).images[..., 0, 0] / torch.tensor([0.5, 0.2, 0.4])
     torch.testing.assert_close(factors, factors[:, :1].expand(400, 3))
     assert 0.6 - 1e-6 < factors.min() < 0.62
     assert 1.38 < factors.max() < 1.4 + 1e-6
 
 
 def test_contrast_is_about_the_mean_grey(toys):
-    pale = Pictures(0.4 + toys.images / 255 * 0.2)
-    seen = go(replace(OFF, contrast=0.4), pale).images
+    pale = AnnotatedImages(0.4 + toys.images / 255 * 0.2)
+    seen = augmented(replace(OFF, contrast=0.4), pale).images
     ratio = seen.flatten(2).std(2) / pale.images.flatten(2).std(2)
     assert 0.6 - 1e-4 < ratio.min() < 0.8
     assert 1.2 < ratio.max() < 1.4 + 1e-4
@@ -42,32 +42,34 @@ def test_contrast_is_about_the_mean_grey(toys):
     torch.testing.assert_close(seen.mean((2, 3)) @ luma, pale.images.mean((2, 3)) @ luma)
 
 
-def test_contrast_combined_with_light_and_saturation_is_one_after_the_other(toys):
-    """Where nothing is clipped, the one matrix equals the steps it stands for."""
-    pale = Pictures(0.4 + toys.images / 255 * 0.1)
-    once = go(replace(OFF, brightness=0.1, contrast=0.3, saturation=0.3, hue=0.2, planckian=1.0), pale)
+def test_the_combined_colour_matrix_equals_its_steps(toys):
+    """Where nothing is clipped."""
+    pale = AnnotatedImages(0.4 + toys.images / 255 * 0.1)
+    once = augmented(replace(OFF, brightness=0.1, contrast=0.3, saturation=0.3, hue=0.2, planckian=1.0), pale)
     step = pale
     for setting in ("brightness", "contrast", "saturation", "hue", "planckian"):
-        step = go(replace(OFF, **{setting: {"brightness": 0.1, "hue": 0.2, "planckian": 1.0}.get(setting, 0.3)}), step)
+        step = augmented(
+            replace(OFF, **{setting: {"brightness": 0.1, "hue": 0.2, "planckian": 1.0}.get(setting, 0.3)}), step
+        )
     assert once.images.max() < 1
     torch.testing.assert_close(once.images, step.images, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["saturation", "hue"])
-def test_grey_stays_grey_and_brightness_stays_under(name):
-    torch.testing.assert_close(go(COLOUR[name], flat(0.3, 0.3, 0.3)).images, flat(0.3, 0.3, 0.3).images)
+def test_grey_and_luma_are_unchanged_by(name):
+    torch.testing.assert_close(augmented(COLOUR[name], flat(0.3, 0.3, 0.3)).images, flat(0.3, 0.3, 0.3).images)
     luma = torch.tensor([0.299, 0.587, 0.114])
-    seen = go(COLOUR[name], flat(0.5, 0.45, 0.4)).images[..., 0, 0]
+    seen = augmented(COLOUR[name], flat(0.5, 0.45, 0.4)).images[..., 0, 0]
     torch.testing.assert_close(seen @ luma, torch.full((400,), 0.45925))
     assert seen.std(0).max() > 0.01
 
 
-def test_a_third_of_the_colour_circle_turns_red_towards_green_or_blue():
-    seen = go(replace(OFF, hue=0.5), flat(0.6, 0.4, 0.4)).images[..., 0, 0]
+def test_hue_rotation_turns_red_into_green_and_blue():
+    seen = augmented(replace(OFF, hue=0.5), flat(0.6, 0.4, 0.4)).images[..., 0, 0]
     assert {0, 1, 2} == set(seen.argmax(1).tolist())
 
 
-def test_lights_are_black_bodies():
+def test_illuminants_are_black_bodies():
     """Their chromaticities against the tabulated Planckian locus (CIE 1931)."""
     to_xyz = torch.tensor(
         [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]], dtype=torch.float64
@@ -85,57 +87,57 @@ def test_lights_are_black_bodies():
     assert (green == 1).all()
 
 
-def test_planckian_light_multiplies_red_and_blue_as_often_as_asked():
+def test_planckian_jitter_multiplies_red_and_blue_with_its_probability():
     given = torch.tensor([0.4, 0.5, 0.5])
-    seen = go(replace(OFF, planckian=0.8), flat(*given.tolist())).images[..., 0, 0]
+    seen = augmented(replace(OFF, planckian=0.8), flat(*given.tolist())).images[..., 0, 0]
     lights = [tuple(row) for row in (seen / given).double().round(decimals=4).tolist()]
     known = {tuple(row) for row in illuminants().round(decimals=4).tolist()}
     changed = [light for light in lights if light != (1.0, 1.0, 1.0)]
     assert 0.73 < len(changed) / 400 < 0.87
     assert all(any(np.allclose(light, row, atol=2e-4) for row in known) for light in changed)
     assert len(set(changed)) >= 24
-    assert go(replace(OFF, planckian=1.0), flat(0.9, 0.9, 0.9)).images.max() == 1
+    assert augmented(replace(OFF, planckian=1.0), flat(0.9, 0.9, 0.9)).images.max() == 1
 
 
 # RandAugment
 
 
 def pillow(images: torch.Tensor, operation) -> torch.Tensor:
-    pictures = [operation(Image.fromarray(image.permute(1, 2, 0).numpy())) for image in images]
-    return torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures])).permute(0, 3, 1, 2) / 255
+    results = [operation(Image.fromarray(image.permute(1, 2, 0).numpy())) for image in images]
+    return torch.from_numpy(np.stack([np.asarray(result) for result in results])).permute(0, 3, 1, 2) / 255
 
 
-def one(name: str, images: torch.Tensor, amount: float) -> torch.Tensor:
-    return OTHER[name](images / 255, torch.full((len(images), 1, 1, 1), amount))
+def apply(name: str, images: torch.Tensor, amount: float) -> torch.Tensor:
+    return NONLINEAR[name](images / 255, torch.full((len(images), 1, 1, 1), amount))
 
 
-def test_equalize_is_pillows_to_the_bit(toys):
+def test_equalize_equals_pillow(toys):
     images = torch.cat([toys.images, toys.images // 7, torch.full((1, 3, 64, 64), 9, dtype=torch.uint8)])
-    assert torch.equal(one("equalize", images, 0.3), pillow(images, ImageOps.equalize))
+    assert torch.equal(apply("equalize", images, 0.3), pillow(images, ImageOps.equalize))
 
 
-def test_posterize_and_solarize_are_pillows(toys):
+def test_posterize_and_solarize_equal_pillow(toys):
     for amount, bits in ((0.0, 8), (0.6, 6), (-1.0, 4)):
         expected = pillow(toys.images, lambda image, bits=bits: ImageOps.posterize(image, bits))
-        assert torch.equal(one("posterize", toys.images, amount), expected)
+        assert torch.equal(apply("posterize", toys.images, amount), expected)
     expected = pillow(toys.images, lambda image: ImageOps.solarize(image, 105))
-    torch.testing.assert_close(one("solarize", toys.images, -0.59), expected)
-    assert torch.equal(one("solarize", toys.images, 0.0), toys.images / 255)
+    torch.testing.assert_close(apply("solarize", toys.images, -0.59), expected)
+    assert torch.equal(apply("solarize", toys.images, 0.0), toys.images / 255)
 
 
-def test_auto_contrast_and_sharpening_are_pillows_up_to_its_rounding(toys):
+def test_auto_contrast_and_sharpening_equal_pillow_up_to_rounding(toys):
     pale = toys.images // 2 + 40
-    assert (one("auto_contrast", pale, 0.0) - pillow(pale, ImageOps.autocontrast)).abs().max() < 1.1 / 255
+    assert (apply("auto_contrast", pale, 0.0) - pillow(pale, ImageOps.autocontrast)).abs().max() < 1.1 / 255
     for amount in (-1.0, 0.5, 1.0):
         expected = pillow(toys.images, lambda image, a=amount: ImageEnhance.Sharpness(image).enhance(1 + 0.9 * a))
-        assert (one("sharpen", toys.images, amount) - expected).abs().max() < 2.1 / 255
+        assert (apply("sharpen", toys.images, amount) - expected).abs().max() < 2.1 / 255
     still = torch.full((1, 3, 8, 8), 77, dtype=torch.uint8)
-    assert torch.equal(one("auto_contrast", still, 0.0), still / 255)
+    assert torch.equal(apply("auto_contrast", still, 0.0), still / 255)
 
 
 def test_randaugment_moves_masks_with_their_squares():
     given = squares(100, (96, 96))
-    seen = go(replace(OFF, randaugment=(2, 6.0)), given)
+    seen = augmented(replace(OFF, randaugment=(2, 6.0)), given)
     moved = (seen.keypoints[:, 0, :2] - given.keypoints[:, 0, :2]).abs().amax(1) > 1
     assert 0.2 < moved.float().mean() < 0.8
     contrasts = [
@@ -147,12 +149,12 @@ def test_randaugment_moves_masks_with_their_squares():
     assert np.mean(np.array(contrasts) > 0.4) > 0.9  # not all: pure red and blue both solarize to black
 
 
-def test_randaugment_uses_every_operation_about_as_often():
-    from sightline.data.augment import _drawn
+def test_randaugment_draws_operations_uniformly():
+    from sightline.data.augment import _draw
 
-    _, rounds = _drawn(replace(OFF, randaugment=(2, 6.0)), 0, 0, torch.arange(10_000))
-    for which, amount in rounds:
-        counts = torch.bincount(which + 1, minlength=len(OPERATIONS) + 1)
+    _, rounds = _draw(replace(OFF, randaugment=(2, 6.0)), 0, 0, torch.arange(10_000))
+    for operation, amount in rounds:
+        counts = torch.bincount(operation + 1, minlength=len(OPERATIONS) + 1)
         assert abs(counts[0] / 10_000 - 0.5) < 0.03
         assert ((counts[1:] / 10_000 - 0.5 / len(OPERATIONS)).abs() < 0.01).all()
         assert abs(amount.abs().mean() - 0.6) < 0.01
@@ -160,6 +162,6 @@ def test_randaugment_uses_every_operation_about_as_often():
         assert abs((amount > 0).double().mean() - 0.5) < 0.03
 
 
-def test_randaugment_without_operations_changes_nothing_but_the_sampling(toys):
-    seen = go(replace(OFF, randaugment=(0, 9.0)), toys)
+def test_randaugment_without_operations_only_resamples(toys):
+    seen = augmented(replace(OFF, randaugment=(0, 9.0)), toys)
     torch.testing.assert_close(seen.images, toys.images / 255, rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Pictures that look the same are found among many; pictures that do not are not."""
+"""Near-duplicate images are found, different images are not."""
 
 import io
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from sightline.data.duplicates import NEAR, bits_apart, near_pairs, perceptual_hash, twins_across
+from sightline.data.duplicates import MAX_DISTANCE, find_near_duplicates, hamming_distance, near_pairs, perceptual_hash
 from sightline.datasets.toy_images import make_toy
 
 
-def test_near_pairs_are_those_of_trying_all_pairs():
+def test_near_pairs_equal_the_comparison_of_all_pairs():
     generator = np.random.default_rng(0)
     hashes = generator.integers(0, 2**64, 600, dtype=np.uint64)
     near = hashes[:300].copy()
@@ -18,31 +18,33 @@ def test_near_pairs_are_those_of_trying_all_pairs():
         for bit in generator.choice(64, i % 7, replace=False):
             near[i] ^= np.uint64(1 << int(bit))
     hashes = np.unique(np.concatenate([hashes, near]))
-    sides = np.int64(1) << generator.integers(0, 3, len(hashes))
-    sides[:50] = 5
-    apart = np.array([bits_apart(hashes, np.full_like(hashes, one)) for one in hashes])
-    on_two_sides = np.array([[bin(a | b).count("1") > 1 for b in sides] for a in sides])
-    expected = np.argwhere(np.triu((apart <= NEAR) & on_two_sides, k=1))
+    split_sets = np.int64(1) << generator.integers(0, 3, len(hashes))
+    split_sets[:50] = 5
+    distance = np.array([hamming_distance(hashes, np.full_like(hashes, one)) for one in hashes])
+    in_two_splits = np.array([[bin(a | b).count("1") > 1 for b in split_sets] for a in split_sets])
+    expected = np.argwhere(np.triu((distance <= MAX_DISTANCE) & in_two_splits, k=1))
     assert len(expected) > 50
     pairs = [
-        (min(i, j), max(i, j), bits) for batch in near_pairs(hashes, sides) for i, j, bits in zip(*batch, strict=True)
+        (min(i, j), max(i, j), bits)
+        for batch in near_pairs(hashes, split_sets)
+        for i, j, bits in zip(*batch, strict=True)
     ]
     assert {pair[:2] for pair in pairs} == set(map(tuple, expected))
-    assert all(apart[i, j] == bits for i, j, bits in pairs)
-    assert list(near_pairs(hashes[:0], sides[:0])) == []
+    assert all(distance[i, j] == bits for i, j, bits in pairs)
+    assert list(near_pairs(hashes[:0], split_sets[:0])) == []
 
 
-def test_twins_name_the_nearest_picture():
+def test_near_duplicates_name_the_nearest_image():
     hashes = np.array([0b0, 0b111, 0b11, 255 << 40, 0b1111], np.uint64)
     splits = np.array([0, 0, 2, 2, 1], np.int8)
-    assert twins_across(hashes, splits, 3) == {(1, 0): [(4, 1)], (2, 0): [(2, 1)], (2, 1): [(2, 4)]}
+    assert find_near_duplicates(hashes, splits, 3) == {(1, 0): [(4, 1)], (2, 0): [(2, 1)], (2, 1): [(2, 4)]}
     again = np.concatenate([hashes, hashes[:1]])
-    assert twins_across(again, np.append(splits, np.int8(2)), 3)[2, 0] == [(2, 1), (5, 0)]
-    assert twins_across(hashes[:0], splits[:0], 3) == {(1, 0): [], (2, 0): [], (2, 1): []}
+    assert find_near_duplicates(again, np.append(splits, np.int8(2)), 3)[2, 0] == [(2, 1), (5, 0)]
+    assert find_near_duplicates(hashes[:0], splits[:0], 3) == {(1, 0): [], (2, 0): [], (2, 1): []}
 
 
-def test_a_hash_survives_scaling_compression_and_light_but_tells_pictures_apart():
-    pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in make_toy(24, size=64, seed=3).images]
+def test_the_hash_is_robust_to_scaling_compression_and_brightness_but_distinguishes_images():
+    images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in make_toy(24, size=64, seed=3).images]
 
     def squeezed(image: Image.Image) -> Image.Image:
         buffer = io.BytesIO()
@@ -50,13 +52,13 @@ def test_a_hash_survives_scaling_compression_and_light_but_tells_pictures_apart(
         return Image.open(buffer)
 
     changes = [squeezed, lambda p: p.resize((160, 160)), lambda p: ImageEnhance.Brightness(p).enhance(1.05)]
-    hashes = [perceptual_hash(picture) for picture in pictures]
+    hashes = [perceptual_hash(image) for image in images]
     assert None not in hashes
     for change in changes:
-        apart = [
-            (one ^ perceptual_hash(change(picture))).bit_count() for one, picture in zip(hashes, pictures, strict=True)
+        distances = [
+            (one ^ perceptual_hash(change(image))).bit_count() for one, image in zip(hashes, images, strict=True)
         ]
-        assert np.mean(np.array(apart) <= NEAR) > 0.9
+        assert np.mean(np.array(distances) <= MAX_DISTANCE) > 0.9
     others = [(one ^ other).bit_count() for i, one in enumerate(hashes) for other in hashes[:i]]
-    assert min(others) > NEAR
+    assert min(others) > MAX_DISTANCE
     assert np.mean(others) == pytest.approx(32, abs=6)

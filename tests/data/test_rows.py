@@ -1,4 +1,4 @@
-"""Rows from folders, CSV files and published layouts: what is read, what is decided, what is refused."""
+"""Rows from folders, CSV files and published layouts: content, splits, notes and errors."""
 
 import shutil
 import zipfile
@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from sightline.data import rows as module
-from sightline.data.rows import LAYOUTS, Rows, fingerprint, group_table, name_groups, read_rows, write_csv
+from sightline.data.rows import LAYOUTS, Rows, fingerprint, group_table, name_groups, read_rows
 from sightline.errors import UserError
 
 
@@ -29,7 +27,7 @@ def make_csv(root: Path, text: str | bytes) -> Path:
 
 
 def sizes(rows: Rows) -> list[int]:
-    return [len(rows.where(split)) for split in ("train", "val", "test")]
+    return [len(rows.split_indices(split)) for split in ("train", "val", "test")]
 
 
 def same(one: Rows, other: Rows) -> bool:
@@ -50,7 +48,7 @@ def same(one: Rows, other: Rows) -> bool:
 # ---- class folders ---------------------------------------------------------------------------------------------------
 
 
-def test_class_folders_are_sorted_and_divided(tmp_path):
+def test_class_folders_are_sorted_and_split(tmp_path):
     make_files(tmp_path, *(f"{name}/{i}.JPG" for name in ("dog", "cat") for i in range(20)))
     make_files(tmp_path, "cat/notes.txt", "cat/._0.jpg", ".git/x.png", "__MACOSX/y.png", "readme.md")
     rows = read_rows(tmp_path)
@@ -66,61 +64,61 @@ def test_class_folders_are_sorted_and_divided(tmp_path):
     assert not np.array_equal(rows.splits, read_rows(tmp_path, seed=1).splits)
 
 
-@pytest.mark.parametrize("word", ["val", "valid", "Validation"])
-def test_split_folders(tmp_path, word):
+@pytest.mark.parametrize("name", ["val", "valid", "Validation"])
+def test_split_folders(tmp_path, name):
     make_files(
-        tmp_path, "train/cat/1.png", "train/dog/1.png", f"{word}/dog/2.png", "test/cat/3.webp", "test/dog/3.webp"
+        tmp_path, "train/cat/1.png", "train/dog/1.png", f"{name}/dog/2.png", "test/cat/3.webp", "test/dog/3.webp"
     )
     rows = read_rows(tmp_path)
     assert sizes(rows) == [2, 1, 2]
-    assert rows.images[rows.where("val")[0]] == f"{word}/dog/2.png"
+    assert rows.images[rows.split_indices("val")[0]] == f"{name}/dog/2.png"
     assert rows.notes == ()
 
 
-def test_a_missing_val_is_taken_from_train_and_a_missing_test_is_not_invented(tmp_path):
+def test_a_missing_val_split_is_taken_from_train_and_a_missing_test_split_is_not_replaced(tmp_path):
     make_files(tmp_path, *(f"train/{name}/{i}.png" for name in "ab" for i in range(40)))
     rows = read_rows(tmp_path)
     assert sizes(rows) == [68, 12, 0]
-    assert "no val split: 12 of the 80 rows of train became val, stratified by label, seed 0" in rows.notes
+    assert "no val split: 12 of 80 train rows moved to val, stratified by label, seed 0" in rows.notes
     assert any(note.startswith("no test split") for note in rows.notes)
 
 
-def test_test_rows_alone_stay_test_rows(tmp_path):
+def test_a_test_split_alone_stays_a_test_split(tmp_path):
     rows = read_rows(make_files(tmp_path, "test/cat/1.png", "test/dog/1.png"))
     assert sizes(rows) == [0, 0, 2]
-    assert rows.notes == ("no train split: for evaluation only",)
+    assert rows.notes == ("no train split: evaluation only",)
 
 
-def test_what_is_left_out_is_said(tmp_path):
+def test_ignored_files_are_noted(tmp_path):
     make_files(tmp_path, *(f"{name}/{i}.png" for name in "ab" for i in range(3)), "a/old/9.png", "cover.png")
     (tmp_path / "c").mkdir()
     rows = read_rows(tmp_path)
     assert rows.classes == ("a", "b")
-    told = " | ".join(rows.notes)
-    assert "pictures beside the folders, left out: 1 (cover.png" in told
-    assert "a: folders inside a class folder are left out (old)" in told
-    assert "c: no pictures, left out" in told
+    notes = " | ".join(rows.notes)
+    assert "images outside class folders, ignored: 1 (cover.png" in notes
+    assert "a: folders inside a class folder, ignored (old)" in notes
+    assert "c: no images, ignored" in notes
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
-        ([], "found no pictures .folders: –.; expected class folders"),
-        (["a.png"], "found pictures, but no folders .a.png.; expected"),
+        ([], "found no images .folders: –.; expected class folders"),
+        (["a.png"], "found images, but no class folders .a.png.; expected"),
         (["cub.csv"], "to read cub.csv, give the file itself"),
         (["train/cat/1.png", "cat/1.png"], "has train beside cat; expected .* not both"),
         (["val/cat/1.png", "valid/cat/1.png"], "val, valid name the same split twice"),
-        (["train/cat/1.png", "test/1.png"], "test: pictures beside the class folders .1.; put"),
-        (["images/cat/1.png", "images/dog/1.png"], r"images: holds folders .cat, dog., not pictures"),
-        (["images/1.png", "masks/1.png"], "images and masks are no classes; list both in rows.csv"),
+        (["train/cat/1.png", "test/1.png"], "test: 1 images outside class folders .1.png ….; move"),
+        (["images/cat/1.png", "images/dog/1.png"], r"images: contains folders .cat, dog., no images"),
+        (["images/1.png", "masks/1.png"], "images and masks are not classes; list both in rows.csv"),
     ],
 )
-def test_other_folders_are_refused_with_what_was_found(tmp_path, files, told):
-    with pytest.raises(UserError, match=told):
+def test_other_folders_are_rejected_with_what_was_found(tmp_path, files, message):
+    with pytest.raises(UserError, match=message):
         read_rows(make_files(tmp_path, *files))
 
 
-def test_names_that_are_no_text_are_refused(tmp_path):
+def test_file_names_that_are_not_utf8_are_rejected(tmp_path):
     (tmp_path / "cat").mkdir()
     try:
         (tmp_path / "cat" / "caf\udce9.png").touch()
@@ -130,7 +128,7 @@ def test_names_that_are_no_text_are_refused(tmp_path):
         read_rows(tmp_path)
 
 
-def test_no_such_place(tmp_path):
+def test_missing_paths(tmp_path):
     with pytest.raises(UserError, match="nowhere: no such file or folder"):
         read_rows(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"data.tar: neither a .csv file nor a folder"):
@@ -140,7 +138,7 @@ def test_no_such_place(tmp_path):
 # ---- splits ----------------------------------------------------------------------------------------------------------
 
 
-def test_carving_keeps_the_share_of_every_group(tmp_path):
+def test_splits_are_stratified_by_group(tmp_path):
     lines = [f"{i}.png,{'cat' if i % 3 else 'dog'},{'in' if i % 5 else 'out'}" for i in range(600)]
     rows = read_rows(make_csv(tmp_path, "image,label,group\n" + "\n".join(lines)))
     table = group_table(rows)
@@ -148,7 +146,7 @@ def test_carving_keeps_the_share_of_every_group(tmp_path):
     assert "stratified by label and group" in rows.notes[-1]
 
 
-def test_a_class_of_two_has_one_in_val_and_a_class_of_one_stays_in_train(tmp_path):
+def test_a_class_of_two_images_has_one_in_val_and_a_class_of_one_stays_in_train(tmp_path):
     text = (
         "image,label,split\n"
         + "".join(f"a{i}.png,a,train\n" for i in range(30))
@@ -158,12 +156,12 @@ def test_a_class_of_two_has_one_in_val_and_a_class_of_one_stays_in_train(tmp_pat
     assert group_table(rows)[:2].tolist() == [[25, 1, 1], [5, 1, 0]]
 
 
-def test_small_groups_of_one_class_still_give_val_that_class(tmp_path):
+def test_val_gets_every_class_even_if_its_groups_are_small(tmp_path):
     text = (
         "image,label,group,split\n" + "".join(f"{i}.png,a,{i},train\n" for i in range(3)) + "x,b,0,train\ny,b,0,train\n"
     )
     rows = read_rows(make_csv(tmp_path, text))
-    assert sorted(rows.labels[rows.where("val")].tolist()) == [0, 1]
+    assert sorted(rows.labels[rows.split_indices("val")].tolist()) == [0, 1]
 
 
 def test_rows_of_one_image_stay_together(tmp_path):
@@ -171,13 +169,13 @@ def test_rows_of_one_image_stay_together(tmp_path):
     rows = read_rows(make_csv(tmp_path, "image,label\n" + "\n".join(lines)))
     assert min(sizes(rows)) >= 3
     assert len({(image, split) for image, split in zip(rows.images, rows.splits.tolist(), strict=True)}) == 100
-    assert rows.notes[0] == "rows that repeat an image of an earlier row: 200"
+    assert rows.notes[0] == "repeated images: 200 rows list an image again"
 
 
-# ---- what rows can do ------------------------------------------------------------------------------------------------
+# ---- operations on rows ----------------------------------------------------------------------------------------------
 
 
-def test_a_group_that_names_its_label_is_not_told_twice():
+def test_a_label_in_the_group_name_is_not_repeated():
     labels, attributes = np.array([0, 1, 1]), np.array([0, 1, 2])
     groups, names = name_groups(labels, ("cat", "dog"), attributes, ("cat/in", "dog/in", "dog/out"))
     assert names == ("cat/in", "dog/in", "dog/out")
@@ -200,118 +198,71 @@ def full_rows(root: Path) -> Rows:
     return read_rows(make_csv(root, text))
 
 
-def test_take_takes_every_column(tmp_path):
+def test_take_selects_all_columns(tmp_path):
     rows = full_rows(tmp_path)
-    some = rows.take([2, 0])
-    assert some.images == ["sub/c.png", "a.png"]
-    assert [some.classes[label] for label in some.labels] == ["d,og's", "cat"]
-    assert some.groups is not None
-    assert [some.group_names[group] for group in some.groups] == ["d,og's/out", "cat/in"]
-    assert some.masks == ["mc.png", "ma.png"]
-    assert some.boxes is not None
-    assert [len(box) for box in some.boxes] == [1, 2]
-    assert some.splits.tolist() == [2, 0]
-    assert same(rows.take(rows.splits == 0), rows.take(rows.where("train")))
+    taken = rows.take([2, 0])
+    assert taken.images == ["sub/c.png", "a.png"]
+    assert [taken.classes[label] for label in taken.labels] == ["d,og's", "cat"]
+    assert taken.groups is not None
+    assert [taken.group_names[group] for group in taken.groups] == ["d,og's/out", "cat/in"]
+    assert taken.masks == ["mc.png", "ma.png"]
+    assert taken.boxes is not None
+    assert [len(box) for box in taken.boxes] == [1, 2]
+    assert taken.splits.tolist() == [2, 0]
+    assert same(rows.take(rows.splits == 0), rows.take(rows.split_indices("train")))
     assert len(rows.take([])) == 0
 
 
-def test_written_rows_are_read_back(tmp_path):
-    rows = full_rows(tmp_path)
-    (tmp_path / "copy").mkdir()
-    write_csv(rows, tmp_path / "again.csv")
-    assert same(read_rows(tmp_path / "again.csv"), rows)
-    write_csv(rows, tmp_path / "copy" / "rows.csv")
-    moved = read_rows(tmp_path / "copy")
-    assert moved.images[2] == "../sub/c.png"
-    assert moved.masks is not None
-    assert moved.masks[:2] == ["../ma.png", ""]
-    assert [moved.image_path(i).resolve() for i in range(4)] == [rows.image_path(i).resolve() for i in range(4)]
-    with pytest.raises(UserError, match="cannot be written"):
-        write_csv(rows, tmp_path / "no" / "rows.csv")
-
-
-words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6).filter(
-    lambda w: w == w.strip() and w
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    cells=st.lists(st.tuples(words, words, st.sampled_from([0, 1, 2])), min_size=1, max_size=8),
-    grouped=st.booleans(),
-)
-def test_any_words_survive_a_file(tmp_path, cells, grouped):
-    labels, attributes = ([cell[k] for cell in cells] for k in (0, 1))
-    classes, values = module.Words(), module.Words()
-    for label, attribute in zip(labels, attributes, strict=True):
-        classes.append(label)
-        values.append(attribute)
-    names, numbers = classes.sorted()
-    groups, group_names = name_groups(numbers, names, *values.sorted()[::-1]) if grouped else (None, ())
-    splits = np.array([0, 1, *(cell[2] for cell in cells)], np.int8)[2:]
-    images = [f"{i},{label}" for i, label in enumerate(labels)]
-    rows = Rows("any", tmp_path, images, numbers, names, splits, groups, group_names)
-    write_csv(rows, tmp_path / "any.csv")
-    again = read_rows(tmp_path / "any.csv")
-    assert again.images == images
-    assert [again.classes[label] for label in again.labels] == labels
-    if groups is not None:
-        assert again.groups is not None
-        assert [again.group_names[g] for g in again.groups] == [group_names[g] for g in groups]
-    if 0 not in splits or 1 in splits:  # else val is carved from train
-        assert np.array_equal(again.splits, splits)
-
-
-def test_a_fingerprint_tells_every_change_but_not_the_place(tmp_path):
+def test_the_fingerprint_changes_with_the_data_but_not_with_the_folder(tmp_path):
     home = tmp_path / "home"
     make_files(home, "a.png", "b.png", "sub/c.png", "d.png", "ma.png")
     rows = full_rows(home)
-    seen = {fingerprint(rows)}
-    assert fingerprint(read_rows(home)) in seen
+    fingerprints = {fingerprint(rows)}
+    assert fingerprint(read_rows(home)) in fingerprints
     shutil.copytree(home, tmp_path / "elsewhere")
-    assert fingerprint(read_rows(tmp_path / "elsewhere")) in seen
+    assert fingerprint(read_rows(tmp_path / "elsewhere")) in fingerprints
     for column in ("labels", "splits", "groups"):
         changed = rows.take(range(4))
         getattr(changed, column)[3] ^= 1
-        seen.add(fingerprint(changed))
+        fingerprints.add(fingerprint(changed))
     for change in ({"boxes": None}, {"masks": ["", "", "", ""]}, {"classes": ("cat", "d,og's", "fox")}):
-        seen.add(fingerprint(module.replace(rows, **change)))
+        fingerprints.add(fingerprint(module.replace(rows, **change)))
     (home / "a.png").write_bytes(b"longer than before")
-    seen.add(fingerprint(rows))
+    fingerprints.add(fingerprint(rows))
     (home / "d.png").unlink()
-    seen.add(fingerprint(rows))
-    assert len(seen) == 9
+    fingerprints.add(fingerprint(rows))
+    assert len(fingerprints) == 9
 
 
-def test_a_fingerprint_reads_an_archive_s_checksums(tmp_path):
+def test_the_fingerprint_includes_the_checksums_of_archives(tmp_path):
     make_csv(tmp_path, "image,label,split\nx.zip/a.png,cat,train\nx.zip/b.png,dog,val\n")
-    seen = set()
+    fingerprints = set()
     for content in (b"12", b"34"):
         with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
             archive.writestr("a.png", content)
-        seen.add(fingerprint(read_rows(tmp_path)))
+        fingerprints.add(fingerprint(read_rows(tmp_path)))
     (tmp_path / "x.zip").write_bytes(b"no archive")
-    seen.add(fingerprint(read_rows(tmp_path)))
-    assert len(seen) == 3
+    fingerprints.add(fingerprint(read_rows(tmp_path)))
+    assert len(fingerprints) == 3
 
 
 # ---- published layouts -----------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_layout_is_answered_with_the_known_ones(tmp_path):
-    with pytest.raises(UserError, match=r"birds: no such layout. Known layouts: .*waterbirds"):
+def test_an_unknown_layout_lists_the_known_ones(tmp_path):
+    with pytest.raises(UserError, match=r"unknown layout .birds.; known layouts: .*waterbirds"):
         read_rows(tmp_path, layout="birds")
     with pytest.raises(UserError, match="no such file or folder"):
         read_rows(tmp_path / "none", layout="waterbirds")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_has_its_reader(layout):
+def test_every_layout_has_a_reader(layout):
     name, function = LAYOUTS[layout].split(":")
     assert callable(getattr(import_module(f"sightline.datasets.{name}"), function))
 
 
-def test_a_layout_without_val_gets_one(tmp_path, monkeypatch):
+def test_a_layout_without_val_split_gets_one(tmp_path, monkeypatch):
     def read(root: Path) -> Rows:
         return Rows("x", root, list("abcd"), np.array([0, 0, 1, 1]), ("p", "q"), np.array([0, 0, 0, 0], np.int8))
 

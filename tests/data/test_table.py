@@ -1,4 +1,4 @@
-"""CSV files: every column, every mistake by file and line, and a million rows in little memory."""
+"""CSV files: all columns, errors with file and line, and low memory for many rows."""
 
 import time
 import tracemalloc
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sightline.data.rows import read_rows
-from sightline.data.table import first_of
+from sightline.data.table import first_occurrence
 from sightline.errors import UserError
 from tests.data.test_rows import make_csv, same
 
@@ -35,10 +35,10 @@ def test_every_column(tmp_path):
     assert rows.boxes is not None
     assert [box.tolist() for box in rows.boxes] == [[[1, 2, 3.5, 4], [5, 6, 7, 8]], [], []]
     assert all(box.dtype == np.float32 and box.shape[1] == 4 for box in rows.boxes)
-    assert rows.notes == ("columns that are not used: comment",)
+    assert rows.notes == ("unused columns: comment",)
 
 
-def test_several_group_columns_make_groups_together(tmp_path):
+def test_several_group_columns_are_combined(tmp_path):
     text = "image,label,group_place,group_light\n1,cat,in,day\n2,cat,in,night\n3,dog,out,day\n4,cat,in,day\n"
     rows = read_rows(make_csv(tmp_path, text))
     assert rows.group_names == ("cat/in/day", "cat/in/night", "dog/out/day")
@@ -46,41 +46,44 @@ def test_several_group_columns_make_groups_together(tmp_path):
     assert rows.groups.tolist() == [0, 1, 2, 0]
 
 
-def test_numbers_are_sorted_by_size(tmp_path):
+def test_numeric_classes_are_sorted_by_value(tmp_path):
     rows = read_rows(make_csv(tmp_path, "image,label\n" + "".join(f"{i}.png,{i}\n" for i in (10, 9, 2))))
     assert rows.classes == ("2", "9", "10")
     assert rows.labels.tolist() == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "rows.csv:1: no column 'image' among nothing; expected a header such as"),
         ("a.png,cat\nb.png,dog\n", "rows.csv:1: no column 'image' among a.png, cat"),
         ("image,class\na.png,cat\n", "rows.csv:1: no column 'label' among image, class"),
-        ("image;label\na.png;cat\n", "rows.csv:1: the cells are separated by ;; save it with commas"),
+        ("image;label\na.png;cat\n", "rows.csv:1: the cells are separated by ;; save the file with commas"),
         ("image\tlabel\n", "rows.csv:1: the cells are separated by tabs"),
         ("image,label,label\n", "rows.csv:1: two columns are named 'label'"),
-        ("image,label,group,group_x\n", "rows.csv:1: has group and group_"),
-        ("image,label\n", "rows.csv: has no rows"),
+        ("image,label,group,group_x\n", "rows.csv:1: both group and group_"),
+        ("image,label\n", "rows.csv: no rows"),
         ("image,label\na.png,cat\n,dog\n", "rows.csv:3: no image; give its path"),
-        ("image,label\na.png,cat\n\n\nb.png,\n", "rows.csv:5: no label; give its class; `sightline predict` answers"),
+        (
+            "image,label\na.png,cat\n\n\nb.png,\n",
+            "rows.csv:5: no label; give the class; `sightline predict` needs",
+        ),
         ("image,label,group\na.png,cat,\n", "rows.csv:2: no group; where it is not known"),
         ("image,label,split\na.png,cat,train\nb.png,cat,\n", "rows.csv:3: no split; write train, val or test"),
         (
             "image,label,split\na.png,cat,train\nb.png,cat,dev\n",
-            "rows.csv:3: 'dev' is no split; write train, val or test",
+            "rows.csv:3: unknown split 'dev'; write train, val or test",
         ),
-        ("image,label\na,b.png,cat\n", "rows.csv:2: 3 cells under 2 columns; a cell with a comma in it needs quotes"),
+        ("image,label\na,b.png,cat\n", "rows.csv:2: 3 cells under 2 columns; quote cells that contain a comma"),
         ("image,label\na.png,cat\nb.png\n", "rows.csv:3: 1 cells under 2 columns"),
-        ("image,label,box\na.png,cat,1 2 3\n", "rows.csv:2: '1 2 3' is no box: a box is \"left top right bottom\""),
-        ("image,label,box\na.png,cat,1 2 3 x\n", "rows.csv:2: '1 2 3 x' is no box"),
-        ("image,label,box\na.png,cat,5 2 3 9\n", "rows.csv:2: '5 2 3 9' is no box"),
-        ("image,label,box\na.png,cat,1 9 3 2\n", "rows.csv:2: '1 9 3 2' is no box"),
-        ("image,label,box\na.png,cat,1 2 nan 9\n", "rows.csv:2: '1 2 nan 9' is no box"),
-        ("image,label,box\na.png,cat,1 2 3 4;\n", "rows.csv:2: '1 2 3 4;' is no box"),
+        ("image,label,box\na.png,cat,1 2 3\n", "rows.csv:2: invalid box '1 2 3'; expected \"left top right bottom\""),
+        ("image,label,box\na.png,cat,1 2 3 x\n", "rows.csv:2: invalid box '1 2 3 x'"),
+        ("image,label,box\na.png,cat,5 2 3 9\n", "rows.csv:2: invalid box '5 2 3 9'"),
+        ("image,label,box\na.png,cat,1 9 3 2\n", "rows.csv:2: invalid box '1 9 3 2'"),
+        ("image,label,box\na.png,cat,1 2 nan 9\n", "rows.csv:2: invalid box '1 2 nan 9'"),
+        ("image,label,box\na.png,cat,1 2 3 4;\n", "rows.csv:2: invalid box '1 2 3 4;'"),
         ('image,label\n"a\nb.png",cat\nc.png,dog,x\n', "rows.csv:4: 3 cells under 2 columns"),
-        ('image,label\na.png,cat\n"b.png,cat\nc.png,dog\n', "rows.csv:3: not readable as CSV"),
+        ('image,label\na.png,cat\n"b.png,cat\nc.png,dog\n', "rows.csv:3: invalid CSV"),
         (
             "image,label\na.png,cat\nb.png,caf\xe9\n".encode("latin-1"),
             "rows.csv:3: not UTF-8 text; save the file as CSV UTF-8",
@@ -93,14 +96,14 @@ def test_numbers_are_sorted_by_size(tmp_path):
         ("image,label,group\na.png,cat,x\na.png,cat,y\n", "rows.csv:3: a.png is 'cat/y' here and 'cat/x' on line 2"),
     ],
 )
-def test_mistakes_are_named_by_file_and_line(tmp_path, text, told):
+def test_errors_name_file_and_line(tmp_path, text, message):
     with pytest.raises(UserError) as caught:
         read_rows(make_csv(tmp_path, text))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_byte_that_is_not_utf8_is_found_far_down(tmp_path):
+def test_invalid_utf8_far_down_is_located(tmp_path):
     text = b"image,label\n" + b"".join(b"%d.png,cat\n" % i for i in range(30000)) + b"caf\xe9.png,cat\n"
     with pytest.raises(UserError, match=r"rows.csv:30002: not UTF-8"):
         read_rows(make_csv(tmp_path, text))
@@ -112,8 +115,8 @@ def test_an_unreadable_file_is_named(tmp_path):
         read_rows(tmp_path / "rows.csv")
 
 
-def test_fifty_thousand_rows_are_lean(tmp_path):
-    """A million rows shall be read in 20 s and 1 GB; half of the memory and a quarter of the time are for the check."""
+def test_time_and_memory_of_fifty_thousand_rows(tmp_path):
+    """The target is a million rows in 20 s and 1 GB; half of the memory and a quarter of the time are for the check."""
     count = 50_000
     body = "".join(
         f"images/n{i % 1000:08d}/n{i % 1000:08d}_{i:07d}.JPEG,n{i % 1000:08d},{i % 7},"
@@ -135,6 +138,6 @@ def test_fifty_thousand_rows_are_lean(tmp_path):
     assert peak / count < 550
 
 
-def test_two_images_with_one_hash_are_not_taken_for_one(monkeypatch):
+def test_hash_collisions_are_resolved(monkeypatch):
     monkeypatch.setattr("sightline.data.table.hash", lambda _: 0, raising=False)
-    assert first_of(["a", "b", "a", "c", "b"]).tolist() == [0, 1, 0, 3, 1]
+    assert first_occurrence(["a", "b", "a", "c", "b"]).tolist() == [0, 1, 0, 3, 1]

@@ -1,4 +1,4 @@
-"""The drawn birds and scenes that every test of the builders starts from."""
+"""Small drawn birds and scenes for the tests of the dataset builders."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""CUB and scene folders in miniature, drawn rather than photographed."""
+"""Small versions of CUB and of scene folders, drawn rather than photographed."""
 
 import csv
 from pathlib import Path
@@ -19,11 +19,11 @@ SPECIES = {
 }
 SCENES = {"forest": (20, 120, 30), "sea": (20, 60, 160), "mountain": (120, 120, 130), "street": (90, 80, 80)}
 SCENES |= {"glacier": (210, 230, 240), "buildings": (160, 100, 80)}
-EACH = 8  # photographs of a species, half of them for the test
+PER_SPECIES = 8  # images, half of them in the test split
 
 
 def bird_photo(rng: np.random.Generator, colour: tuple[int, ...]) -> tuple[Image.Image, Image.Image, tuple[int, ...]]:
-    """A plain ellipse on noise, so that every pixel of a bird can be told."""
+    """An ellipse of one colour on noise, so that every pixel of the bird can be recognised."""
     size = (int(rng.integers(60, 90)), int(rng.integers(48, 64)))
     photo = Image.fromarray(rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
     mask = Image.new("1", size)
@@ -35,12 +35,12 @@ def bird_photo(rng: np.random.Generator, colour: tuple[int, ...]) -> tuple[Image
 
 
 def draw_cub(root: Path) -> Path:
-    """CUB_200_2011 in little, its masks beside it."""
+    """CUB_200_2011 with its segmentations beside it."""
     rng, lines = np.random.default_rng(0), {"images": [], "train_test_split": [], "bounding_boxes": []}
     for species, colour in SPECIES.items():
         for folder in ("CUB_200_2011/images", "segmentations"):
             (root / folder / species).mkdir(parents=True)
-        for i in range(EACH):
+        for i in range(PER_SPECIES):
             number = len(lines["images"]) + 1
             photo, mask, (left, top, right, bottom) = bird_photo(rng, colour)
             name = f"{species}/{species[4:]}_{i:04}_{number}"
@@ -64,9 +64,9 @@ def draw_scenes(root: Path) -> Path:
     return root
 
 
-def table_of(each: int, **labels: str) -> Birds:
-    """Many birds of the seven species without a single photograph: recipes do not look at them."""
-    names = [f"{species}/{i}" for species in SPECIES for i in range(each)]
+def birds_without_images(per_species: int, **labels: str) -> Birds:
+    """Birds of the seven species without image files, which recipes do not need."""
+    names = [f"{species}/{i}" for species in SPECIES for i in range(per_species)]
     all_birds = (
         Bird(n, name, "", "", (0, 0, 1, 1), n % 2 == 0, is_waterbird(name), **labels) for n, name in enumerate(names)
     )

@@ -1,4 +1,4 @@
-"""Every published layout in miniature, as its authors lay it out."""
+"""Small versions of every published layout."""
 
 import io
 import json
@@ -19,13 +19,13 @@ from sightline.datasets.metashift import (
 )
 
 
-def an_image() -> bytes:
+def encode_image() -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (8, 8), "teal").save(file, "PNG")
     return file.getvalue()
 
 
-IMAGE = an_image()
+IMAGE = encode_image()
 
 
 def put(root: Path, *paths: str, content: bytes | str = IMAGE) -> None:
@@ -36,14 +36,14 @@ def put(root: Path, *paths: str, content: bytes | str = IMAGE) -> None:
 
 
 def counted(rows: Rows, *columns: str) -> dict:
-    """How many rows there are of each (split, class or group)."""
+    """The number of rows of each (split, class or group)."""
     names = {"label": (rows.labels, rows.classes), "group": (rows.groups, rows.group_names)}
-    read = [[SPLITS[split] for split in rows.splits]]
-    read += [[names[column][1][number] for number in names[column][0]] for column in columns]
-    return dict(Counter(zip(*read, strict=True)))
+    values = [[SPLITS[split] for split in rows.splits]]
+    values += [[names[column][1][number] for number in names[column][0]] for column in columns]
+    return dict(Counter(zip(*values, strict=True)))
 
 
-BIRDS = {  # id: name, class, trains
+BIRDS = {  # id: name, class, in the training split
     3: ("001.Black_footed_Albatross/a.jpg", 1, 1),
     5: ("001.Black_footed_Albatross/b.jpg", 1, 0),
     8: ("021.Eastern_Towhee/c.jpg", 21, 1),
@@ -55,7 +55,7 @@ def make_cub(root: Path) -> None:
     lines = {
         "images.txt": [f"{key} {name}" for key, (name, _, _) in BIRDS.items()],
         "image_class_labels.txt": [f"{key} {label}" for key, (_, label, _) in BIRDS.items()],
-        "train_test_split.txt": [f"{key} {trains}" for key, (_, _, trains) in BIRDS.items()],
+        "train_test_split.txt": [f"{key} {in_train}" for key, (_, _, in_train) in BIRDS.items()],
         "bounding_boxes.txt": [f"{key} {key}.0 1.0 4.0 5.5" for key in reversed(BIRDS)],
         "parts/parts.txt": ["1 back", "11 right eye"],
         "parts/part_locs.txt": [f"{key} {part} {key}.5 {part}.0 {part % 2}" for key in BIRDS for part in (1, 11)],
@@ -67,9 +67,9 @@ def make_cub(root: Path) -> None:
 
 
 def make_waterbirds(root: Path) -> None:
-    places = {5: (1, 0, 2), 3: (1, 1, 0), 8: (1, 1, 0), 9: (0, 1, 1)}  # y, place, split
+    columns = {5: (1, 0, 2), 3: (1, 1, 0), 8: (1, 1, 0), 9: (0, 1, 1)}  # y, place (background), split
     lines = ["img_id,img_filename,y,split,place,place_filename"]
-    lines += [f"{key},{BIRDS[key][0]},{y},{split},{place},/o/ocean/1.jpg" for key, (y, place, split) in places.items()]
+    lines += [f"{key},{BIRDS[key][0]},{y},{split},{place},/o/ocean/1.jpg" for key, (y, place, split) in columns.items()]
     put(root, "metadata.csv", content="\n".join(lines))
     put(root, *(name for name, _, _ in BIRDS.values()))
 
@@ -100,13 +100,13 @@ def make_metashift_indoor_outdoor(root: Path) -> None:
 
 
 def animal_subsets() -> dict[str, list[str]]:
-    """Three large contexts for each animal, one too small, and one of an animal that is not asked for."""
+    """Three large contexts for each animal, one that is too small, and a context of an animal that is not used."""
     subsets = {}
     for number, animal in enumerate(ANIMALS):
-        for place, context in enumerate(("grass", "water", "fence")):
-            subsets[f"{animal}({context})"] = [f"{number}{place}{picture:02}" for picture in range(30)]
-        subsets[f"{animal}(hat)"] = [f"{number}9{picture:02}" for picture in range(24)]
-    for context in ("grass", "water", "fence"):  # one picture that all of the bear's contexts share
+        for index, context in enumerate(("grass", "water", "fence")):
+            subsets[f"{animal}({context})"] = [f"{number}{index}{image:02}" for image in range(30)]
+        subsets[f"{animal}(hat)"] = [f"{number}9{image:02}" for image in range(24)]
+    for context in ("grass", "water", "fence"):  # one image that is in all contexts of the bear
         subsets[f"bear({context})"].append("shared")
     return subsets | {"cat(sofa)": ["1"] * 40}
 
@@ -114,14 +114,14 @@ def animal_subsets() -> dict[str, list[str]]:
 def make_metashift_animals(root: Path) -> None:
     subsets = animal_subsets()
     put(root, "full-candidate-subsets.json", content=json.dumps(subsets))
-    put(root, *{f"images/{picture}.jpg" for name in subsets if "cat" not in name for picture in subsets[name]})
+    put(root, *{f"images/{image}.jpg" for name in subsets if "cat" not in name for image in subsets[name]})
 
 
 def make_spawrious(root: Path, count: int = 10) -> None:
     for half in "01":
-        for place in ("desert", "jungle", "dirt", "mountain", "snow", "beach"):
+        for background in ("desert", "jungle", "dirt", "mountain", "snow", "beach"):
             for breed in ("bulldog", "corgi", "dachshund", "labrador"):
-                put(root, *(f"{half}/{place}/{breed}/{n:03}.png" for n in range(count)), content=b"")
+                put(root, *(f"{half}/{background}/{breed}/{n:03}.png" for n in range(count)), content=b"")
 
 
 def make_siim_prepared(root: Path) -> None:

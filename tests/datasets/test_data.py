@@ -1,4 +1,4 @@
-"""Whole data sets: complete, repeatable, resumable, and never half there."""
+"""Building datasets: complete, reproducible, resumable, and never left half-finished under their name."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sightline.data.rows import SPLITS, read_rows
-from sightline.datasets import data as building
+from sightline.datasets import data as builder
 from sightline.datasets.data import BUILDERS, Build, build
 from sightline.datasets.paste import paste
 from sightline.errors import UserError
@@ -22,7 +22,7 @@ NAMES = list(BUILDERS)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_row_has_a_picture_a_mask_of_its_size_and_a_box_inside(name, options):
+def test_every_row_has_an_image_a_mask_of_its_size_and_a_box_inside(name, options):
     built = build(name, replace(options, limit=20))
     rows = rows_of(built.folder)
     assert len(rows) == built.images == sum(sum(groups.values()) for groups in built.counts.values())
@@ -41,7 +41,7 @@ def test_every_row_has_a_picture_a_mask_of_its_size_and_a_box_inside(name, optio
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_limit_gives_some_of_the_same_pictures(name, options, tmp_path):
+def test_a_limited_dataset_is_a_subset_of_the_whole_one(name, options, tmp_path):
     some = build(name, replace(options, limit=6, out=tmp_path / "some")).folder
     more = build(name, replace(options, limit=14, out=tmp_path / "more")).folder
     assert len({row["bird"] for row in rows_of(some)}) == 6
@@ -50,7 +50,7 @@ def test_a_limit_gives_some_of_the_same_pictures(name, options, tmp_path):
     assert all(row in rows_of(more) for row in rows_of(some))
 
 
-def test_the_seed_decides_and_nothing_else(options, tmp_path):
+def test_the_same_seed_gives_the_same_dataset(options, tmp_path):
     once = build("displaced", replace(options, limit=10, out=tmp_path / "once")).folder
     again = build("displaced", replace(options, limit=10, out=tmp_path / "again")).folder
     other = build("displaced", replace(options, limit=10, out=tmp_path / "other", seed=1)).folder
@@ -58,14 +58,14 @@ def test_the_seed_decides_and_nothing_else(options, tmp_path):
     assert {row["scene"] for row in rows_of(once)} != {row["scene"] for row in rows_of(other)}
 
 
-def test_processes_make_what_one_makes(options, tmp_path):
+def test_two_processes_build_the_same_dataset_as_one(options, tmp_path):
     one = build("mixed", replace(options, out=tmp_path / "one")).folder
     two = build("mixed", replace(options, out=tmp_path / "two", workers=2)).folder
-    assert len(rows_of(one)) >= building.POOLED_FROM
+    assert len(rows_of(one)) >= builder.MIN_FOR_POOL
     assert contents(one) == contents(two)
 
 
-def test_about_names_recipe_seed_sources_and_counts_but_no_paths(options):
+def test_about_json_has_recipe_seed_sources_and_counts_but_no_paths(options):
     built = build("waterbirds", options)
     text = (built.folder / "about.json").read_text()
     about = json.loads(text)
@@ -80,7 +80,7 @@ def test_about_names_recipe_seed_sources_and_counts_but_no_paths(options):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_reader_reads_what_the_builder_wrote(name, options):
+def test_read_rows_reads_every_built_dataset(name, options):
     built = build(name, replace(options, limit=20))
     rows = read_rows(built.folder)
     assert len(rows) == built.images
@@ -90,19 +90,19 @@ def test_the_reader_reads_what_the_builder_wrote(name, options):
     assert rows.boxes is not None
 
 
-def stop_after(monkeypatch, number: int, how: BaseException) -> None:
+def stop_after(monkeypatch, number: int, error: BaseException) -> None:
     made = []
 
     def interrupted(*arguments):
         made.append(1)
         if len(made) > number:
-            raise how
+            raise error
         return paste(*arguments)
 
-    monkeypatch.setattr(building, "paste", interrupted)
+    monkeypatch.setattr(builder, "paste", interrupted)
 
 
-def test_a_stopped_build_leaves_no_set_and_goes_on_where_it_was(options, tmp_path, monkeypatch):
+def test_an_interrupted_build_leaves_no_dataset_and_continues_where_it_stopped(options, tmp_path, monkeypatch):
     options = replace(options, limit=12)
     whole = build("displaced", replace(options, out=tmp_path / "whole")).folder
     with monkeypatch.context() as patch:
@@ -112,7 +112,7 @@ def test_a_stopped_build_leaves_no_set_and_goes_on_where_it_was(options, tmp_pat
     assert not options.out.exists()
     partial = tmp_path / "set.partial"
     assert len(list((partial / "images").rglob("*.jpg"))) == 7
-    next(partial.rglob("*.jpg")).with_suffix(".jpg.4711").write_bytes(b"half a picture")
+    next(partial.rglob("*.jpg")).with_suffix(".jpg.4711").write_bytes(b"half an image")
     with monkeypatch.context() as patch:
         stop_after(patch, len(rows_of(whole)) - 7, AssertionError("made again what was there"))
         build("displaced", options)
@@ -123,23 +123,23 @@ def test_a_stopped_build_leaves_no_set_and_goes_on_where_it_was(options, tmp_pat
 KILLED = """
 import os, sys
 from pathlib import Path
-from sightline.datasets import data as building
+from sightline.datasets import data as builder
 
 cub, scenes, out = map(Path, sys.argv[1:])
-made, paste = [], building.paste
-building.paste = lambda *a: os.kill(os.getpid(), 9) if len(made) == 5 else made.append(1) or paste(*a)
-building.build("waterbirds", building.Build(cub, out, scenes, workers=1))
+made, paste = [], builder.paste
+builder.paste = lambda *a: os.kill(os.getpid(), 9) if len(made) == 5 else made.append(1) or paste(*a)
+builder.build("waterbirds", builder.Build(cub, out, scenes, workers=1))
 """
 
 
-def test_a_killed_build_leaves_no_set_and_can_be_finished(options):
+def test_a_killed_build_leaves_no_dataset_and_can_be_finished(options):
     command = [sys.executable, "-c", KILLED, options.cub, options.scenes, options.out]
     assert subprocess.run(command, check=False).returncode == -9
     assert not options.out.exists()
     assert build("waterbirds", options).images == 56
 
 
-def test_a_finished_set_is_used_again_and_another_is_not_overwritten(options, monkeypatch):
+def test_a_finished_dataset_is_reused_and_another_one_is_not_overwritten(options, monkeypatch):
     options = replace(options, limit=5)
     first = build("waterbirds", options)
     stop_after(monkeypatch, 0, AssertionError("made again"))
@@ -151,11 +151,11 @@ def test_a_finished_set_is_used_again_and_another_is_not_overwritten(options, mo
     with pytest.raises(UserError, match="its recipe is waterbirds, not mixed"):
         build("mixed", options)
     (options.out / "about.json").unlink()
-    with pytest.raises(UserError, match="not one of our data sets"):
+    with pytest.raises(UserError, match="it is not a dataset built by sightline data"):
         build("waterbirds", options)
 
 
-def test_other_birds_make_another_set(options, cub, tmp_path):
+def test_other_birds_make_another_dataset(options, cub, tmp_path):
     build("waterbirds", replace(options, limit=5))
     changed = shutil.copytree(cub, tmp_path / "changed")
     lists = changed / "CUB_200_2011/images.txt"
@@ -164,22 +164,22 @@ def test_other_birds_make_another_set(options, cub, tmp_path):
         build("waterbirds", replace(options, cub=changed, limit=5))
 
 
-def test_a_stopped_build_of_something_else_is_not_mixed_in(options, monkeypatch):
+def test_an_interrupted_build_with_other_options_is_not_continued(options, monkeypatch):
     with monkeypatch.context() as patch:
         stop_after(patch, 2, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             build("waterbirds", options)
-    with pytest.raises(UserError, match=r"set\.partial: a stopped build, and its seed"):
+    with pytest.raises(UserError, match=r"set\.partial: an interrupted build, and its seed"):
         build("waterbirds", replace(options, seed=3))
 
 
-def test_a_place_that_cannot_be_written_is_a_users_error(options, tmp_path):
+def test_an_unwritable_folder_is_a_user_error(options, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         build("waterbirds", replace(options, out=tmp_path / "file" / "set"))
 
 
-def test_a_full_disk_is_a_users_error_and_loses_nothing(options, monkeypatch):
+def test_a_full_disk_is_a_user_error_and_finished_images_are_kept(options, monkeypatch):
     with monkeypatch.context() as patch:
         stop_after(patch, 4, OSError(28, "No space left on device"))
         with pytest.raises(UserError, match="No space left"):
@@ -188,34 +188,34 @@ def test_a_full_disk_is_a_users_error_and_loses_nothing(options, monkeypatch):
     assert build("waterbirds", options).images == 56
 
 
-REFUSED = {
-    "no data set is called 'ducks'": ("ducks", {}),
-    "needs scenes": ("waterbirds", {"scenes": None}),
-    "no scenes named 'lake'; there are buildings, forest": ("waterbirds", {"water": ("lake",)}),
+ERRORS = {
+    "no dataset is called 'ducks'": ("ducks", {}),
+    "needs scene photographs": ("waterbirds", {"scenes": None}),
+    "no scene folder is named 'lake'; the folders are buildings, forest": ("waterbirds", {"water": ("lake",)}),
     "cannot be both land and water": ("waterbirds", {"water": ("forest",)}),
-    "does not take --distance; it belongs to displaced": ("waterbirds", {"distance": 0.1}),
-    "a distance of 0.4": ("displaced", {"distance": 0.4}),
-    "five|5 types of scenes": ("scenes-o2o", {"types": ("sea", "forest", "street", "glacier", "mountain")}),
+    "does not use --distance; it belongs to displaced": ("waterbirds", {"distance": 0.1}),
+    "--distance 0.4": ("displaced", {"distance": 0.4}),
+    "--types names 5 scene folders": ("scenes-o2o", {"types": ("sea", "forest", "street", "glacier", "mountain")}),
     "no object is called hat": ("spurious-object", {"objects": ("none", "hat")}),
-    "the same object": ("spurious-object", {"objects": ("tag", "tag")}),
-    "quality 0": ("waterbirds", {"quality": 0}),
-    "limit 0": ("waterbirds", {"limit": 0}),
-    "correlation 95": ("waterbirds", {"correlation": 95}),
+    "both classes have the same object": ("spurious-object", {"objects": ("tag", "tag")}),
+    "--quality 0": ("waterbirds", {"quality": 0}),
+    "--limit 0": ("waterbirds", {"limit": 0}),
+    "--correlation 95": ("waterbirds", {"correlation": 95}),
     "nowhere: no such folder": ("waterbirds", {"cub": Path("nowhere")}),
     "elsewhere: no such folder": ("waterbirds", {"scenes": Path("elsewhere")}),
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_built_is_refused_before_anything_is_written(message, options, tmp_path):
-    name, changes = REFUSED[message]
+@pytest.mark.parametrize("message", ERRORS)
+def test_wrong_options_are_an_error_before_anything_is_written(message, options, tmp_path):
+    name, changes = ERRORS[message]
     with pytest.raises(UserError, match=message):
         build(name, replace(options, **changes))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_set_is_built_from_the_real_photographs(name, tmp_path):
+def test_every_dataset_can_be_built_from_real_photographs(name, tmp_path):
     folder = shared("data", "cub224.zip").parent
     shared("data", "scenes.zip")
     built = build(name, Build(folder, tmp_path / name, folder, limit=3, workers=1))

@@ -1,4 +1,4 @@
-"""ImageNet and the sets made for it, in miniature."""
+"""ImageNet and the test sets made for it."""
 
 import json
 import zipfile
@@ -14,7 +14,7 @@ from sightline.datasets.imagenet import (
     imagenet_classes,
     imagenet_labels,
     imagenet_to_imagenet9,
-    objectnet_answers,
+    objectnet_labels,
     read_imagenet,
     read_imagenet9,
     read_imagenet_a,
@@ -47,13 +47,13 @@ from .published import (
 )
 
 
-def test_the_thousand_classes_are_those_of_the_samples():
+def test_the_thousand_classes_match_the_sample_images():
     with zipfile.ZipFile(shared("data", "imagenet1k_samples.zip")) as archive:
         lines = archive.read("samples.csv").decode().splitlines()[1:]
     assert {line.split(",")[1]: int(line.split(",")[2]) for line in lines} == imagenet_labels()
 
 
-def test_the_thousand_classes_are_sorted_and_named_apart():
+def test_the_thousand_classes_are_sorted_and_have_distinct_names():
     wnids = list(imagenet_classes())
     assert wnids == sorted(wnids)
     assert len(set(imagenet_classes().values())) == 1000
@@ -68,7 +68,7 @@ def test_imagenet_val_is_the_test_split_with_boxes(tmp_path):
     assert [SPLITS[split] for split in rows.splits] == ["train", "train", "test", "test"]
     assert [len(boxes) for boxes in rows.boxes] == [0, 0, 2, 0]
     assert np.array_equal(rows.boxes[2], [[1, 2, 6, 7.5], [3, 2, 6, 7.5]])
-    assert "no box file for 1 of the pictures of the test split" in rows.notes
+    assert "no box file for 1 of the test images" in rows.notes
     assert any("3 of the 1,000" in note for note in rows.notes)
 
 
@@ -84,7 +84,7 @@ def test_imagenet_without_annotations_has_no_boxes(tmp_path):
     assert read_imagenet(tmp_path).boxes is None
 
 
-def test_imagenet_with_a_flat_val_or_a_strange_class_is_refused(tmp_path):
+def test_imagenet_with_a_flat_val_folder_or_an_unknown_class_is_an_error(tmp_path):
     make_imagenet(tmp_path)
     put(tmp_path, "train/n99999999/a.JPEG")
     with pytest.raises(UserError, match=r"train: .*named by its wnid .*n99999999"):
@@ -95,7 +95,7 @@ def test_imagenet_with_a_flat_val_or_a_strange_class_is_refused(tmp_path):
         read_imagenet(flat)
 
 
-def test_imagenet9_reads_the_variant_asked_for(tmp_path):
+def test_imagenet9_reads_the_given_variant(tmp_path):
     make_imagenet9(tmp_path)
     given = {
         "original": read_imagenet9(tmp_path),
@@ -108,7 +108,7 @@ def test_imagenet9_reads_the_variant_asked_for(tmp_path):
         assert rows.labels.tolist() == list(range(9))
         assert {Path(image).stem for image in rows.images} == {name.split(" ")[0]}
         assert set(counted(rows)) == {("test",)}
-    with pytest.raises(UserError, match="mixed_up: no variant"):
+    with pytest.raises(UserError, match="mixed_up: not a variant"):
         read_imagenet9(tmp_path, "mixed_up")
     with pytest.raises(UserError, match=r"expected only_fg/val/00_dog to only_fg/val/08_fish; found mixed_rand"):
         read_imagenet9(tmp_path, "only_fg")
@@ -140,7 +140,7 @@ def test_imagenet9_maps_a_thousand_classes_by_the_released_file(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"407": -1}, {"151": 1}, {"151": 12}, {"151": [0]}, {"1000": 0}])
-def test_imagenet9_refuses_another_map(change, tmp_path):
+def test_imagenet9_rejects_a_mapping_that_is_not_the_released_one(change, tmp_path):
     put(tmp_path, "in_to_in9.json", content=json.dumps(released_map() | change))
     with pytest.raises(UserError, match=r"in_to_in9\.json: (not the released file|expected every class)"):
         imagenet_to_imagenet9(tmp_path)
@@ -155,7 +155,7 @@ def test_imagenet_v2_folders_are_labels(tmp_path):
 
 
 @pytest.mark.parametrize("read", [read_imagenet_a, read_imagenet_r, read_imagenet_sketch])
-def test_test_sets_by_wnid_keep_the_thousand_labels(read, tmp_path):
+def test_test_sets_with_wnid_folders_keep_the_thousand_labels(read, tmp_path):
     make_wnids(tmp_path)
     rows = read(tmp_path)
     assert dict(zip(rows.images, rows.labels.tolist(), strict=True)) == {"n01440764/b.jpg": 0, "n15075141/a.jpg": 999}
@@ -163,7 +163,7 @@ def test_test_sets_by_wnid_keep_the_thousand_labels(read, tmp_path):
     assert any(note.startswith("2 of the ") for note in rows.notes)
 
 
-def test_imagenet_s_masks_are_made_from_class_numbers(tmp_path):
+def test_imagenet_s_masks_are_converted_from_class_numbers(tmp_path):
     make_imagenet_s(tmp_path / "ImageNetS919")
     rows = read_imagenet_s(tmp_path)
     assert rows.masks is None
@@ -187,11 +187,11 @@ def test_imagenet_segmentation_is_read_from_files(tmp_path):
     assert rows.masks[1] == "masks/n01440764/a.png"
     assert any(note.startswith("1 classes are not among") for note in rows.notes)
     (tmp_path / "masks/n01440764/a.png").unlink()
-    with pytest.raises(UserError, match=r"masks/n01440764/a\.png: no mask"):
+    with pytest.raises(UserError, match=r"masks/n01440764/a\.png: the mask of an image does not exist"):
         read_imagenet_segmentation(tmp_path)
 
 
-def test_objectnet_keeps_the_objects_that_imagenet_has(tmp_path):
+def test_objectnet_keeps_the_objects_with_an_imagenet_class(tmp_path):
     make_objectnet(tmp_path / "objectnet-1.0")
     rows = read_objectnet(tmp_path)
     assert dict(zip(rows.images, rows.labels.tolist(), strict=True)) == {
@@ -199,7 +199,7 @@ def test_objectnet_keeps_the_objects_that_imagenet_has(tmp_path):
         "images/backpack/b.png": 414,
         "images/backpack/c.png": 414,
     }
-    assert objectnet_answers(rows.root) == {"alarm_clock": (530, 409), "backpack": (414,)}
+    assert objectnet_labels(rows.root) == {"alarm_clock": (530, 409), "backpack": (414,)}
     assert rows.notes[0] == "1 objects without an ImageNet class are left out"
     assert rows.notes[1].startswith("1 objects have several")
 
@@ -212,7 +212,7 @@ def test_objectnet_keeps_the_objects_that_imagenet_has(tmp_path):
         (read_si_score_size, "area"),
     ],
 )
-def test_si_score_names_objects_in_its_own_words(read, folder, tmp_path):
+def test_si_score_names_are_mapped_to_imagenet_labels(read, folder, tmp_path):
     make_si_score(tmp_path / folder)
     rows = read(tmp_path)
     assert dict(zip(rows.images, rows.labels.tolist(), strict=True)) == {

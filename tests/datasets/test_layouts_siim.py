@@ -1,4 +1,4 @@
-"""SIIM-ACR in miniature, and radiographs."""
+"""SIIM-ACR, and reading DICOM."""
 
 import io
 import pickle
@@ -23,7 +23,7 @@ from .published import (
 )
 
 
-def test_siim_as_on_kaggle_tests_where_the_tubes_are_known(tmp_path):
+def test_siim_from_kaggle_uses_the_images_with_tube_labels_as_test_split(tmp_path):
     make_siim_kaggle(tmp_path)
     rows = read_siim(tmp_path)
     assert counted(rows, "group") == {
@@ -33,11 +33,11 @@ def test_siim_as_on_kaggle_tests_where_the_tubes_are_known(tmp_path):
         ("test", "no pneumothorax/tube"): 1,
     }
     assert rows.images[0] == "dicom-images-train/a1/a2/a.dcm"
-    assert "pictures without a label, left out: 1" in rows.notes
-    assert "pictures with a tube label and no other, left out: 1" in rows.notes
+    assert "images without a label, left out: 1" in rows.notes
+    assert "images with a tube label and no class label, left out: 1" in rows.notes
 
 
-def test_siim_as_prepared_tells_tubes_by_the_robust_set(tmp_path):
+def test_siim_as_prepared_derives_tubes_from_the_robust_test_set(tmp_path):
     make_siim_prepared(tmp_path)
     rows = read_siim(tmp_path)
     group_of = dict(zip(rows.images, (rows.group_names[group] for group in rows.groups), strict=True))
@@ -52,32 +52,32 @@ def test_siim_as_prepared_tells_tubes_by_the_robust_set(tmp_path):
     }
     masks = dict(zip(rows.images, rows.masks, strict=True))
     assert (masks["train_set/0/a.dcm"], masks["train_set/1/b.dcm"]) == ("all_masks/a.png", "")
-    assert "no mask for 5 of the pictures" in rows.notes
+    assert "no mask for 5 of the images" in rows.notes
     put(tmp_path, "robust_test_set/0/z.dcm")
-    with pytest.raises(UserError, match=r"full_test_set/0: does not hold the pictures of"):
+    with pytest.raises(UserError, match=r"full_test_set/0: does not contain exactly the images of"):
         read_siim(tmp_path)
 
 
-def test_siim_says_what_to_do_about_the_pickle_and_without_tubes(tmp_path):
+def test_siim_without_tube_labels_or_with_the_pickle_only_is_an_error_with_the_command(tmp_path):
     make_siim_kaggle(tmp_path)
     (tmp_path / "cxr_tube_dict.json").unlink()
-    with pytest.raises(UserError, match=r"no cxr_tube_dict\.json.*`sightline convert siim .*`"):
+    with pytest.raises(UserError, match=r"cxr_tube_dict\.json, .* is missing.*`sightline convert siim .*`"):
         read_siim(tmp_path)
     put(tmp_path, "cxr_tube_dict.pkl", content=pickle.dumps({"c": False, "d": True}))
     with pytest.raises(UserError, match=r"cxr_tube_dict\.pkl: convert it first: `sightline convert siim "):
         read_siim(tmp_path)
     pickle_to_json(tmp_path / "cxr_tube_dict.pkl", tmp_path / "cxr_tube_dict.json")
-    assert len(read_siim(tmp_path).where("test")) == 2
+    assert len(read_siim(tmp_path).split_indices("test")) == 2
 
 
-def test_siim_names_the_line_of_a_picture_that_is_not_there(tmp_path):
+def test_a_missing_siim_image_is_an_error_with_its_line(tmp_path):
     make_siim_kaggle(tmp_path)
     (tmp_path / "dicom-images-train/c1/c2/c.dcm").unlink()
     with pytest.raises(UserError, match=r"train-rle\.csv:5: c\.dcm is in no folder"):
         read_siim(tmp_path)
 
 
-def test_siim_masks_come_from_all_runs_down_the_columns(tmp_path):
+def test_siim_masks_are_decoded_from_all_runs_column_by_column(tmp_path):
     make_siim_kaggle(tmp_path)
     assert any("`sightline convert siim " in note for note in read_siim(tmp_path).notes)
     assert write_masks(tmp_path) == 5
@@ -88,7 +88,7 @@ def test_siim_masks_come_from_all_runs_down_the_columns(tmp_path):
     assert not np.asarray(read_mask(tmp_path / "all_masks/a.png")).any()
     assert all(rows.masks)
     put(tmp_path, "train-rle.csv", content="ImageId, EncodedPixels\na, 1048570 10\n")
-    with pytest.raises(UserError, match=r"train-rle\.csv:2: '1048570 10' are no runs"):
+    with pytest.raises(UserError, match=r"train-rle\.csv:2: '1048570 10' is not a run-length encoding"):
         write_masks(tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_dicom_becomes_rgb(pixels, tags, expected, tmp_path):
         )
 
 
-def test_dicom_is_read_when_compressed_as_siim_is(tmp_path):
+def test_dicom_with_jpeg_compression_as_in_siim_is_read(tmp_path):
     pydicom = pytest.importorskip("pydicom")
     path = write_dicom(tmp_path / "a.dcm", RAMP)
     compressed = io.BytesIO()
@@ -167,16 +167,16 @@ def test_dicom_is_read_when_compressed_as_siim_is(tmp_path):
     assert np.abs(shades - RAMP).max() <= 2
 
 
-def test_dicom_in_colour_stays_as_it_is(tmp_path):
+def test_dicom_in_colour_is_unchanged(tmp_path):
     pytest.importorskip("pydicom")
     colours = np.stack([RAMP, RAMP.T, 255 - RAMP], axis=2)
     assert np.array_equal(np.asarray(read_dicom(write_dicom(tmp_path / "a.dcm", colours))), colours)
 
 
-def test_what_is_no_dicom_picture_is_refused(tmp_path):
+def test_a_file_that_is_not_a_dicom_image_is_an_error(tmp_path):
     pytest.importorskip("pydicom")
     put(tmp_path, "a.dcm")
-    with pytest.raises(UserError, match=r"a\.dcm: not a DICOM picture"):
+    with pytest.raises(UserError, match=r"a\.dcm: not a readable DICOM image"):
         read_dicom(tmp_path / "a.dcm")
     with pytest.raises(UserError, match=r"b\.dcm: no such file"):
         read_dicom(tmp_path / "b.dcm")
@@ -185,7 +185,7 @@ def test_what_is_no_dicom_picture_is_refused(tmp_path):
         read_dicom(several)
 
 
-def test_without_pydicom_the_extra_is_named(tmp_path, monkeypatch):
+def test_the_error_without_pydicom_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(UserError, match=r"pip install 'sightline\[medical\]'"):
         read_dicom(tmp_path / "a.dcm")

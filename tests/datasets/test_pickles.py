@@ -1,4 +1,4 @@
-"""Published pickles become JSON; whatever else they hold does nothing."""
+"""Published pickles become JSON, and code in them is never run."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_malicious_pickle_does_nothing_and_is_refused_by_name(protocol, tmp_path):
+def test_a_malicious_pickle_does_nothing_and_the_error_names_its_function(protocol, tmp_path):
     trace = tmp_path / "trace"
     touch = f"__import__('pathlib').Path({str(trace)!r}).touch()"
     for function, arguments, name in (
@@ -50,20 +50,20 @@ def test_a_malicious_pickle_does_nothing_and_is_refused_by_name(protocol, tmp_pa
         (np.float64, (1.0,), r"numpy\.\w+"),
     ):
         put(tmp_path, "a.pkl", content=pickle.dumps({"x": Malicious(function, *arguments)}, protocol=protocol))
-        with pytest.raises(UserError, match=rf"a\.pkl: it asks for .*{name}"):
+        with pytest.raises(UserError, match=rf"a\.pkl: it refers to .*{name}"):
             pickle_to_json(tmp_path / "a.pkl", tmp_path / "a.json")
     assert not trace.exists()
     assert not (tmp_path / "a.json").exists()
 
 
-def test_the_pickle_would_have_done_it(tmp_path):
+def test_the_malicious_pickle_works_with_the_standard_unpickler(tmp_path):
     trace = tmp_path / "trace"
     harm = pickle.dumps(Malicious(exec, f"__import__('pathlib').Path({str(trace)!r}).touch()"))
     pickle.loads(harm)
     assert trace.exists()
 
 
-def test_a_pickle_leaves_no_trace_on_what_it_may_name(tmp_path):
+def test_a_pickle_cannot_modify_the_allowed_classes(tmp_path):
     # defaultdict, then BUILD with a state for its slots: sets an attribute on whatever stands for defaultdict
     put(
         tmp_path,
@@ -76,26 +76,26 @@ def test_a_pickle_leaves_no_trace_on_what_it_may_name(tmp_path):
     assert not hasattr(read_pickle(tmp_path / "b.pkl"), "trace")
 
 
-def itself() -> list:
+def recursive_list() -> list:
     inside: list = []
     inside.append(inside)
     return inside
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "damaged"),
         (b"not a pickle", "damaged"),
         (pickle.dumps({"a": 1})[:-3], "damaged"),
-        (pickle.dumps({"a": b"bytes"}), "(it asks for|a value of type bytes)"),
+        (pickle.dumps({"a": b"bytes"}), "(it refers to|a value of type bytes)"),
         (pickle.dumps({1: "a", "1": "b"}), "two of its keys"),
-        (pickle.dumps(float("nan")), "no form in JSON"),
+        (pickle.dumps(float("nan")), "no JSON form"),
         (pickle.dumps({frozenset({1}): 1}), "a key of type frozenset"),
-        (pickle.dumps(itself()), "contains itself"),
+        (pickle.dumps(recursive_list()), "contains itself"),
     ],
 )
-def test_what_has_no_form_in_json_is_refused(content, told, tmp_path):
+def test_values_that_json_cannot_represent_are_an_error(content, message, tmp_path):
     put(tmp_path, "a.pkl", content=content)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         pickle_to_json(tmp_path / "a.pkl", tmp_path / "a.json")

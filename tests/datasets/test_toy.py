@@ -1,4 +1,4 @@
-"""The toy set keeps its promises: everything about it is known, and known exactly."""
+"""The toy images: reproducible, with exact masks, parts and key points, and a shortcut in the background."""
 
 from dataclasses import fields
 
@@ -6,34 +6,34 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sightline.datasets.toy_images import BLOCK, CLASS_NAMES, PART_NAMES, PLACE_NAMES, Toy, make_toy
+from sightline.datasets.toy_images import BLOCK, PART_NAMES, ToyImages, make_toy
 
 K = len(PART_NAMES)
 
 
-def assert_same(one: Toy, other: Toy, first: int | None = None) -> None:
-    for field in fields(Toy):
-        assert torch.equal(getattr(one, field.name)[:first], getattr(other, field.name)[:first]), field.name
+def assert_same(toy: ToyImages, other: ToyImages, first: int | None = None) -> None:
+    for field in fields(ToyImages):
+        assert torch.equal(getattr(toy, field.name)[:first], getattr(other, field.name)[:first]), field.name
 
 
-def balanced(count: int, seed: int) -> Toy:
+def balanced(count: int, seed: int) -> ToyImages:
     index = torch.arange(count)
-    return make_toy(count, size=64, seed=seed, labels=index % 2, places=index // 2 % 2)
+    return make_toy(count, size=64, seed=seed, labels=index % 2, backgrounds=index // 2 % 2)
 
 
 def interior(masks, margin: int = 1):
-    """Pixels whose neighbours, as far as the margin, are all in the mask."""
+    """Pixels whose neighbours within the margin are all in the mask."""
     return F.max_pool2d((~masks).float(), 2 * margin + 1, stride=1, padding=margin) == 0
 
 
-def mean_colour(toy: Toy, where):
-    weight = where[:, None].float()
+def mean_colour(toy: ToyImages, masks):
+    weight = masks[:, None].float()
     return (toy.images * weight).sum((2, 3)) / (255 * weight.sum((2, 3)))
 
 
 def linear_accuracy(features, targets, new_features, new_targets) -> float:
-    """Of a least-squares classifier, on data that it was not fitted to."""
-    with_bias = [torch.cat([each, torch.ones(len(each), 1)], dim=1) for each in (features, new_features)]
+    """Held-out accuracy of a least-squares classifier."""
+    with_bias = [torch.cat([x, torch.ones(len(x), 1)], dim=1) for x in (features, new_features)]
     weights = torch.linalg.lstsq(with_bias[0], 2.0 * targets[:, None] - 1).solution
     return ((with_bias[1] @ weights > 0)[:, 0] == (new_targets == 1)).float().mean().item()
 
@@ -50,7 +50,7 @@ def boxes(masks):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Threads that wait for each other are slow on a machine that runs other tests beside these."""
+    """Several threads are slow on a machine that runs other tests at the same time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -58,7 +58,7 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def toy() -> Toy:
+def toy() -> ToyImages:
     return make_toy(200, size=64, seed=3, correlation=0.5)
 
 
@@ -68,23 +68,16 @@ def test_shapes_and_types(size):
     expected = {
         "images": ((3, 3, size, size), torch.uint8),
         "labels": ((3,), torch.int64),
-        "places": ((3,), torch.int64),
+        "backgrounds": ((3,), torch.int64),
         "masks": ((3, size, size), torch.bool),
         "parts": ((3, size, size), torch.uint8),
         "keypoints": ((3, K, 3), torch.float32),
     }
-    found = {field.name: getattr(toy, field.name) for field in fields(Toy)}
+    found = {field.name: getattr(toy, field.name) for field in fields(ToyImages)}
     assert {name: (tuple(value.shape), value.dtype) for name, value in found.items()} == expected
 
 
-def test_names_and_groups(toy):
-    assert (toy.PART_NAMES, toy.CLASS_NAMES, toy.PLACE_NAMES) == (PART_NAMES, CLASS_NAMES, PLACE_NAMES)
-    pairs = [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert [pairs[group] for group in toy.groups] == list(zip(toy.labels.tolist(), toy.places.tolist(), strict=True))
-    assert set(toy.groups.tolist()) == {0, 1, 2, 3}
-
-
-def test_same_seed_gives_the_same_bytes(toy):
+def test_the_same_seed_gives_the_same_bytes(toy):
     assert_same(toy, make_toy(200, size=64, seed=3, correlation=0.5))
 
 
@@ -99,19 +92,19 @@ def test_threads_do_not_change_a_byte():
 
 
 @pytest.mark.parametrize("count", [1, BLOCK - 1, BLOCK, BLOCK + 1])
-def test_a_picture_does_not_depend_on_how_many_are_drawn(toy, count):
+def test_an_image_does_not_depend_on_how_many_are_drawn(toy, count):
     assert_same(make_toy(count, size=64, seed=3, correlation=0.5), toy, first=count)
 
 
-def test_nor_do_pictures_with_given_labels_and_places():
-    labels, places = torch.tensor([[1, 0] * 30, [0, 0, 1] * 20])
-    few = make_toy(7, size=40, seed=8, labels=labels[:7], places=places[:7])
-    assert_same(few, make_toy(60, size=40, seed=8, labels=labels, places=places), first=7)
+def test_images_with_given_labels_and_backgrounds_do_not_depend_on_how_many_are_drawn():
+    labels, backgrounds = torch.tensor([[1, 0] * 30, [0, 0, 1] * 20])
+    few = make_toy(7, size=40, seed=8, labels=labels[:7], backgrounds=backgrounds[:7])
+    assert_same(few, make_toy(60, size=40, seed=8, labels=labels, backgrounds=backgrounds), first=7)
     assert few.labels.tolist() == labels[:7].tolist()
-    assert few.places.tolist() == places[:7].tolist()
+    assert few.backgrounds.tolist() == backgrounds[:7].tolist()
 
 
-def test_no_picture_comes_twice(toy):
+def test_no_image_is_drawn_twice(toy):
     other = make_toy(200, size=64, seed=4, correlation=0.5)
     for both in (torch.cat([toy.images, other.images]), torch.cat([toy.masks, other.masks])):
         assert len(both.flatten(1).unique(dim=0)) == 400
@@ -124,7 +117,7 @@ def test_mask_is_where_a_part_is(toy):
 
 @pytest.mark.parametrize("displacement", [0.0, 0.15, 0.4])
 @pytest.mark.parametrize("size", [32, 128])
-def test_every_creature_is_seen(size, displacement):
+def test_every_bird_is_visible(size, displacement):
     areas = make_toy(96, size=size, seed=5, displacement=displacement).masks.float().mean((1, 2))
     assert areas.min() > 0.04
     assert areas.max() < 0.45
@@ -140,16 +133,16 @@ def test_mask_is_half_coverage_at_any_resolution():
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95, 1.0])
-def test_correlation_is_honoured(correlation):
+def test_class_and_background_agree_with_the_given_correlation(correlation):
     count = 800
     toy = make_toy(count, size=32, seed=7, correlation=correlation)
     four_sigma = 4 * (correlation * (1 - correlation) / count) ** 0.5
-    assert (toy.labels == toy.places).float().mean().item() == pytest.approx(correlation, abs=four_sigma + 1e-6)
+    assert (toy.labels == toy.backgrounds).float().mean().item() == pytest.approx(correlation, abs=four_sigma + 1e-6)
     assert toy.labels.float().mean().item() == pytest.approx(0.5, abs=4 * 0.5 / count**0.5)
 
 
-def test_another_place_keeps_the_creature_to_the_pixel(toy):
-    other = make_toy(200, size=64, seed=3, labels=toy.labels, places=1 - toy.places)
+def test_another_background_leaves_the_bird_unchanged(toy):
+    other = make_toy(200, size=64, seed=3, labels=toy.labels, backgrounds=1 - toy.backgrounds)
     for name in ("labels", "masks", "parts", "keypoints"):
         assert torch.equal(getattr(toy, name), getattr(other, name))
     differs = (toy.images != other.images).any(1)
@@ -159,9 +152,9 @@ def test_another_place_keeps_the_creature_to_the_pixel(toy):
     assert differs[~toy.masks].float().mean() > 0.95
 
 
-def test_another_label_keeps_the_scenery_and_the_colours():
+def test_another_label_leaves_background_and_colours_unchanged():
     given = torch.zeros(64, dtype=torch.long)
-    stork, duck = (make_toy(64, size=64, seed=9, displacement=0, labels=given + k, places=given) for k in (0, 1))
+    stork, duck = (make_toy(64, size=64, seed=9, displacement=0, labels=given + k, backgrounds=given) for k in (0, 1))
     above = interior(~(stork.masks | duck.masks))
     above[:, 24:] = False  # the shadows lie lower
     same = (stork.images == duck.images).all(1)
@@ -194,7 +187,7 @@ def test_keypoints_lie_on_their_part_next_to_its_centre(displacement):
     assert hidden > 0 if displacement == 0.4 else hidden < 6
 
 
-def test_displacement_moves_creatures_from_the_centre():
+def test_displacement_moves_birds_from_the_centre():
     distances = []
     for displacement in (0.0, 0.1, 0.2, 0.35):
         box = boxes(make_toy(100, size=64, seed=11, displacement=displacement).masks)
@@ -212,17 +205,17 @@ def test_birds_look_left_and_right_alike(toy):
     assert 0.35 < (head > tail).float().mean() < 0.65
 
 
-def test_scenery_is_the_shortcut_and_colour_does_not_give_the_class_away():
+def test_the_background_is_a_shortcut_and_the_colour_of_the_bird_is_not():
     one, two = balanced(600, seed=12), balanced(600, seed=13)
     scenery = [mean_colour(toy, ~toy.masks) for toy in (one, two)]
-    creature = [mean_colour(toy, toy.masks) for toy in (one, two)]
-    assert linear_accuracy(scenery[0], one.places, scenery[1], two.places) > 0.95
-    assert 0.4 < linear_accuracy(creature[0], one.labels, creature[1], two.labels) < 0.62
+    bird = [mean_colour(toy, toy.masks) for toy in (one, two)]
+    assert linear_accuracy(scenery[0], one.backgrounds, scenery[1], two.backgrounds) > 0.95
+    assert 0.4 < linear_accuracy(bird[0], one.labels, bird[1], two.labels) < 0.62
     assert 0.4 < linear_accuracy(scenery[0], one.labels, scenery[1], two.labels) < 0.6
 
 
-def test_the_silhouette_alone_tells_the_class():
-    def proportions(toy: Toy):
+def test_the_silhouette_determines_the_class():
+    def proportions(toy: ToyImages):
         wide, tall = (boxes(toy.masks)[:, 2:] - boxes(toy.masks)[:, :2]).unbind(1)
         return torch.stack([wide / tall, toy.masks.sum((1, 2)) / (wide * tall)], dim=1)
 
@@ -230,16 +223,16 @@ def test_the_silhouette_alone_tells_the_class():
     assert linear_accuracy(proportions(one), one.labels, proportions(two), two.labels) > 0.95
 
 
-def test_creature_colours_meet_background_colours():
-    """Some birds hide: their mean colour is nearer to the scenery than sceneries are to each other."""
+def test_bird_colours_meet_background_colours():
+    """Some birds are camouflaged: their mean colour is nearer to the background than backgrounds to each other."""
     toy = balanced(200, seed=16)
-    creature, scenery = mean_colour(toy, toy.masks), mean_colour(toy, ~toy.masks)
-    hidden = (creature - scenery).norm(dim=1) < torch.pdist(scenery).median() / 2
-    assert 0.05 < hidden.float().mean() < 0.8
+    bird, scenery = mean_colour(toy, toy.masks), mean_colour(toy, ~toy.masks)
+    camouflaged = (bird - scenery).norm(dim=1) < torch.pdist(scenery).median() / 2
+    assert 0.05 < camouflaged.float().mean() < 0.8
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         ({"count": 0}, "count is 0: it must be at least 1"),
         ({"size": 100}, "size is 100: it must be a multiple of 8 from 32 to 256"),
@@ -250,11 +243,14 @@ def test_creature_colours_meet_background_colours():
         ({"correlation": float("nan")}, "correlation is nan: it must lie between 0 and 1"),
         ({"displacement": -0.1}, "displacement is -0.1: it must lie between 0 and 0.4"),
         ({"displacement": 0.5}, "displacement is 0.5: it must lie between 0 and 0.4"),
-        ({"labels": torch.zeros(3)}, r"labels has shape \[3\]: it must hold one value per picture, \[2\]"),
-        ({"places": torch.zeros(2, 1)}, r"places has shape \[2, 1\]: it must hold one value per picture, \[2\]"),
-        ({"labels": torch.tensor([0, 2])}, r"labels holds \[0, 2\]: only 0 and 1 are allowed"),
+        ({"labels": torch.zeros(3)}, r"labels has shape \[3\]: it must have one value per image, \[2\]"),
+        (
+            {"backgrounds": torch.zeros(2, 1)},
+            r"backgrounds has shape \[2, 1\]: it must have one value per image, \[2\]",
+        ),
+        ({"labels": torch.tensor([0, 2])}, r"labels contains \[0, 2\]: only 0 and 1 are allowed"),
     ],
 )
-def test_bad_arguments_are_explained(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_wrong_arguments_are_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
         make_toy(**({"count": 2} | arguments))

@@ -1,4 +1,4 @@
-"""The same things before other backgrounds: who lends one, what the pictures look like, and what the answers are."""
+"""Background swaps: partners, composed images, and the predictions in every condition."""
 
 import numpy as np
 import pytest
@@ -8,43 +8,45 @@ from PIL import Image
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
 from sightline.explain.background_swaps import (
-    Held,
-    difference,
-    kinds_of_background,
-    painted_over,
-    partner,
-    spread_over,
-    swaps,
+    MaskedImages,
+    background_kinds,
+    choose_partners,
+    inpaint,
+    swap_backgrounds,
 )
-from sightline.sight import Prediction, Sight
+from sightline.explain.estimates import accuracy_difference
+from sightline.explain.sampling import interleave_groups
+from sightline.sight import Method, Prediction, Sight
 from sightline.training.distributed import make_accelerator
 from sightline.vit.model import Input
 
 SIDE = 16
 EXPECTS = Input(size=(SIDE, SIDE), mean=(0.5, 0.5, 0.5), std=(1.0, 1.0, 1.0), crop=1.0)
-THINGS, PLACES = {"dark": 40, "light": 215}, {"red": (200, 20, 20), "blue": (20, 20, 200)}
+OBJECTS, BACKGROUNDS = {"dark": 40, "light": 215}, {"red": (200, 20, 20), "blue": (20, 20, 200)}
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """A grey square, dark or light, in the middle of a red or a blue place."""
+    """A grey square, dark or light, in the middle of a red or a blue background."""
     folder = tmp_path_factory.mktemp("squares")
     lines = ["image,label,group,mask,split"]
     mask = np.zeros((SIDE, SIDE), dtype=np.uint8)
     mask[4:12, 4:12] = 255
     Image.fromarray(mask).save(folder / "mask.png")
     for i in range(24):
-        thing, place = list(THINGS)[i % 2], list(PLACES)[i // 2 % 2]
-        picture = np.full((SIDE, SIDE, 3), PLACES[place], dtype=np.uint8)
-        picture[4:12, 4:12] = THINGS[thing]
-        Image.fromarray(picture).save(folder / f"{i}.png")
-        lines.append(f"{i}.png,{thing},{place},mask.png,test")
+        object_, background = list(OBJECTS)[i % 2], list(BACKGROUNDS)[i // 2 % 2]
+        image = np.full((SIDE, SIDE, 3), BACKGROUNDS[background], dtype=np.uint8)
+        image[4:12, 4:12] = OBJECTS[object_]
+        Image.fromarray(image).save(folder / f"{i}.png")
+        lines.append(f"{i}.png,{object_},{background},mask.png,test")
     (folder / "rows.csv").write_text("\n".join(lines) + "\n")
     return read_rows(folder)
 
 
-class Answering(torch.nn.Module):
-    """Judges by the middle of a picture, or by its corner, where red stands for dark."""
+class Stub(Method):
+    """Predicts from the middle of an image, or from its corner, where red means dark."""
+
+    blind = False
 
     def __init__(self, by: str, sees: Sight | None = None):
         super().__init__()
@@ -54,115 +56,116 @@ class Answering(torch.nn.Module):
         return Sight.everything(images) if self.sees is None else self.sees[[0] * len(images)]
 
     def judge(self, images, sight):
-        light = images[:, :, 8, 8].mean(dim=1) - 0.5 if self.by == "thing" else images[:, 2, 0, 0] - images[:, 0, 0, 0]
+        light = images[:, :, 8, 8].mean(dim=1) - 0.5 if self.by == "object" else images[:, 2, 0, 0] - images[:, 0, 0, 0]
         return Prediction(torch.stack([-light, light], dim=1), sight)
 
     def maps(self, images):
         return {}
 
 
-def asked(method, rows, **settings):
-    return swaps(method, rows, rows.where("test"), EXPECTS, make_accelerator("cpu"), batch=7, **settings)
+def swap(method, rows, **settings):
+    indices = rows.split_indices("test")
+    return swap_backgrounds(method, rows, indices, EXPECTS, make_accelerator("cpu"), batch=7, **settings)
 
 
-def test_one_who_judges_by_the_thing_does_not_mind_the_background(rows):
-    found = asked(Answering("thing"), rows)
+def test_a_model_that_uses_the_object_is_invariant_to_the_background(rows):
+    found = swap(Stub("object"), rows)
     assert (found.source, found.by, found.kinds, found.n) == ("given", "group", ("blue", "red"), 24)
     for kind in ("original", "same", "random", "other", "foreground"):
-        assert found.answers[kind].correct.all()
+        assert found.predictions[kind].correct.all()
         assert found.changed(kind).value == 0
     assert found.gap.value == 0
 
 
-def test_one_who_judges_by_the_background_is_found_out(rows):
-    found = asked(Answering("place"), rows)
-    original = found.answers["original"].correct
-    assert original.mean() == 0.5, "red stands for dark, which is so half of the time"
-    assert np.array_equal(found.answers["same"].correct, original)
-    assert np.array_equal(found.answers["other"].correct, ~original), "another place, another answer"
-    assert np.array_equal(found.answers["background"].correct, original), "it needs no thing at all"
+def test_a_model_that_uses_the_background_is_detected(rows):
+    found = swap(Stub("background"), rows)
+    original = found.predictions["original"].correct
+    assert original.mean() == 0.5, "red means dark, which is so half of the time"
+    assert np.array_equal(found.predictions["same"].correct, original)
+    assert np.array_equal(found.predictions["other"].correct, ~original), "another background, another prediction"
+    assert np.array_equal(found.predictions["background"].correct, original), "it needs no object at all"
     assert found.changed("other").value == 1
     assert found.changed("other").n == 24
     assert -1 <= found.gap.low <= found.gap.value <= found.gap.high <= 1
 
 
-def test_without_masks_the_models_own_sight_is_the_foreground_and_without_either_there_is_none(rows):
+def test_without_masks_the_sight_is_the_foreground_and_a_model_that_sees_everything_has_none(rows):
     keep = torch.zeros(1, 4, 4, dtype=torch.bool)
     keep[:, 1:3, 1:3] = True
     bare = read_rows(rows.root)
     bare = type(bare)(**{**vars(bare), "masks": None})
-    found = asked(Answering("thing", Sight(keep=keep)), bare)
+    found = swap(Stub("object", Sight(keep=keep)), bare)
     assert found.source == "discovered"
-    assert found.answers["other"].correct.all()
-    with pytest.raises(UserError, match="no masks, and the model's sight hides nothing"):
-        asked(Answering("thing"), bare)
+    assert found.predictions["other"].correct.all()
+    with pytest.raises(UserError, match="no masks and the model sees the whole image"):
+        swap(Stub("object"), bare)
 
 
-def test_the_same_seed_gives_the_same_pictures_and_a_limit_is_kept(rows):
-    one, two, other = (asked(Answering("place"), rows, seed=seed, most=10) for seed in (3, 3, 4))
+def test_the_same_seed_gives_the_same_sample_and_limits_apply(rows):
+    one, two, other = (swap(Stub("background"), rows, seed=seed, most=10) for seed in (3, 3, 4))
     assert one.n == 10
-    assert one.answers["random"].images == two.answers["random"].images
-    assert np.array_equal(one.answers["random"].probabilities, two.answers["random"].probabilities)
-    assert one.answers["random"].images != other.answers["random"].images
+    assert one.predictions["random"].images == two.predictions["random"].images
+    assert np.array_equal(one.predictions["random"].probabilities, two.predictions["random"].probabilities)
+    assert one.predictions["random"].images != other.predictions["random"].images
     assert all(torch.equal(one.examples[kind], two.examples[kind]) for kind in one.examples)
 
 
-def test_pictures_are_made_of_the_right_pieces(rows):
+def test_composites_take_foreground_and_background_from_the_right_images(rows):
     decoded = torch.stack([torch.from_numpy(np.array(Image.open(rows.image_path(i)))).movedim(2, 0) for i in range(24)])
     masks = torch.zeros(24, SIDE, SIDE, dtype=torch.bool)
     masks[:, 4:12, 4:12] = True
-    held, at = Held(np.arange(24), decoded, masks), np.array([0])
-    lender = np.full(24, 3)  # a light square in a blue place
-    mixed, mask = held.mixed(at, "other", lender, EXPECTS.mean, "cpu")
+    images, at = MaskedImages(np.arange(24), decoded, masks), np.array([0])
+    lender = np.full(24, 3)  # a light square on a blue background
+    mixed, mask = images.composite(at, "other", lender, EXPECTS.mean, "cpu")
     assert torch.equal((mixed[0, :, 8, 8] * 255).round(), torch.full((3,), 40.0))
     assert torch.allclose(mixed[0][:, ~mask[0]].mean(dim=1) * 255, torch.tensor([20.0, 20.0, 200.0]), atol=1e-3)
-    alone, _ = held.mixed(at, "foreground", None, EXPECTS.mean, "cpu")
+    alone, _ = images.composite(at, "foreground", None, EXPECTS.mean, "cpu")
     assert torch.allclose(alone[0][:, ~mask[0]], torch.tensor(0.5))
-    gone, _ = held.mixed(at, "background", None, EXPECTS.mean, "cpu")
+    gone, _ = images.composite(at, "background", None, EXPECTS.mean, "cpu")
     assert torch.allclose(gone[0] * 255, torch.tensor([200.0, 20.0, 20.0]).view(3, 1, 1), atol=1e-2)
 
 
-def test_what_is_painted_over_comes_from_around_and_the_rest_stays():
+def test_inpainting_uses_only_the_surroundings():
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(2, 3, 21, 13, generator=generator)
     gone = torch.rand(2, 21, 13, generator=generator) < 0.6
-    painted = painted_over(images, gone)
+    painted = inpaint(images, gone)
     assert torch.equal(painted.masked_select(~gone[:, None]), images.masked_select(~gone[:, None]))
     changed = torch.where(gone[:, None], torch.full_like(images, 7.0), images)
-    assert torch.equal(painted_over(changed, gone), painted), "what is gone has no say"
+    assert torch.equal(inpaint(changed, gone), painted), "masked content is not used"
     assert painted.isfinite().all()
     assert painted.min() >= 0
     assert painted.max() <= 1
-    assert torch.allclose(painted_over(images, torch.ones_like(gone)), torch.tensor(0.5))
+    assert torch.allclose(inpaint(images, torch.ones_like(gone)), torch.tensor(0.5))
 
 
-def test_partners_are_of_the_kind_asked_for_and_never_oneself():
+def test_partners_are_of_the_requested_kind_and_never_the_image_itself():
     kinds = np.array([0, 1, 0, 2, 1, 0, 2, 0])
     for seed in range(50):
         generator = np.random.default_rng(seed)
-        same, anyone, other = (partner(kinds, which, generator) for which in ("same", "random", "other"))
+        same, anyone, other = (choose_partners(kinds, which, generator) for which in ("same", "random", "other"))
         assert (kinds[same] == kinds).all()
         assert (kinds[other] != kinds).all()
         assert (same != np.arange(8)).all()
         assert (anyone != np.arange(8)).all()
     alone = np.array([0, 0, 1])
-    assert partner(alone, "same", np.random.default_rng(0))[2] == -1
-    assert (partner(np.zeros(3, dtype=int), "other", np.random.default_rng(0)) == -1).all()
+    assert choose_partners(alone, "same", np.random.default_rng(0))[2] == -1
+    assert (choose_partners(np.zeros(3, dtype=int), "other", np.random.default_rng(0)) == -1).all()
 
 
-def test_kinds_are_what_groups_say_besides_the_class(rows):
-    numbers, by, names = kinds_of_background(rows, np.arange(4))
+def test_background_kinds_are_the_group_attributes_besides_the_class(rows):
+    numbers, by, names = background_kinds(rows, np.arange(4))
     assert (by, names) == ("group", ("blue", "red"))
     assert numbers.tolist() == [1, 1, 0, 0]
 
 
 def test_examples_come_from_different_groups_first():
-    assert spread_over(np.array([0, 0, 0, 1, 2]), 3).tolist() == [0, 3, 4]
+    assert interleave_groups(np.array([0, 0, 0, 1, 2]))[:3].tolist() == [0, 3, 4]
 
 
 def test_a_difference_of_accuracies_is_paired(rows):
-    found = asked(Answering("place"), rows)
-    same = difference(found.answers["original"], found.answers["original"])
+    found = swap(Stub("background"), rows)
+    same = accuracy_difference(found.predictions["original"], found.predictions["original"])
     assert same.value == 0
     assert same.n == 24
     assert same.high - same.low < 0.35

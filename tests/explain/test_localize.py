@@ -1,4 +1,4 @@
-"""How good are the maps: figures with a known answer, any kind of method, and the command."""
+"""Localisation: figures with known values, all kinds of methods, and the command."""
 
 import csv
 import json
@@ -17,18 +17,19 @@ from sightline.data.rows import Rows, read_rows
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.explain.localize import localize
+from sightline.metrics.attention import attention_columns
 from sightline.metrics.keypoints import (
-    Places,
+    PartLocations,
     adjusted_rand_index,
     contingency,
     keypoint_errors,
     normalised_mutual_information,
     part_centres,
-    parts_at,
+    parts_at_keypoints,
 )
-from sightline.metrics.localization import Localization, estimates
-from sightline.metrics.overlap import map_columns, mean_iou, patch_grid, per_image
-from sightline.sight import Sight, cell_share
+from sightline.metrics.localization import Localization, bootstrap_metrics
+from sightline.metrics.overlap import localization_columns, patch_grid
+from sightline.sight import Method, Sight, cell_share
 from sightline.training.distributed import make_accelerator
 from sightline.vit.model import Input
 
@@ -60,7 +61,7 @@ def test_a_patch_is_true_when_at_least_half_of_it_is_inside():
     mask[0, :8, 8:11] = True  # less than half of the second
     keep = torch.zeros(1, 4, 4, dtype=torch.bool)
     keep[0, 0, 0] = True
-    columns = per_image(Sight(keep=keep), {}, truth(mask))
+    columns = localization_columns(Sight(keep=keep), {}, truth(mask))
     assert ratio(columns, "grid_iou") == 1
     assert ratio(columns, "pixel_iou") == pytest.approx(32 / (64 + 24))
     assert ratio(columns, "coverage") == pytest.approx(1 / 16)
@@ -69,15 +70,14 @@ def test_a_patch_is_true_when_at_least_half_of_it_is_inside():
 def test_per_image_and_pooled_iou_differ_as_they_should():
     masks = torch.cat([square(0, 0, 8), square(0, 0, 16)])
     seen = torch.cat([square(0, 0, 8), square(0, 0, 8)])
-    columns = per_image(Sight(keep_pixels=seen), {}, truth(masks))
+    columns = localization_columns(Sight(keep_pixels=seen), {}, truth(masks))
     assert ratio(columns, "pixel_iou") == pytest.approx((1 + 0.25) / 2)
     assert ratio(columns, "pooled_iou") == pytest.approx(128 / 320)
-    assert mean_iou(seen, masks) == pytest.approx((1 + 0.25) / 2)
 
 
-def test_images_without_anything_true_do_not_count():
+def test_images_without_ground_truth_do_not_count():
     masks = torch.cat([square(0, 0, 16), torch.zeros(1, SIDE, SIDE, dtype=torch.bool)])
-    found = estimates(per_image(Sight(keep_pixels=masks), {}, truth(masks)), resamples=100)
+    found = bootstrap_metrics(localization_columns(Sight(keep_pixels=masks), {}, truth(masks)), resamples=100)
     assert (found["pixel_iou"].value, found["pixel_iou"].n) == (1, 1)
     assert (found["coverage"].value, found["coverage"].n) == (pytest.approx(1 / 8), 2)
 
@@ -88,7 +88,7 @@ def test_parts_are_measured_beside_a_sight_that_shows_everything():
     shares[:, 2] = 0.8
     shares[:, :, :2, :2] = torch.tensor([0.8, 0.1, 0.1]).view(1, 3, 1, 1)
     sight = Sight(keep=torch.ones(1, 1, 1, dtype=torch.bool), parts=shares)
-    columns = per_image(sight, {}, truth(mask))
+    columns = localization_columns(sight, {}, truth(mask))
     assert ratio(columns, "parts_grid_iou") == 1
     assert ratio(columns, "grid_iou") == ratio(columns, "pixel_iou") == 0.25
     assert ratio(columns, "coverage") == 1
@@ -97,14 +97,14 @@ def test_parts_are_measured_beside_a_sight_that_shows_everything():
 def test_mass_hit_and_entropy_of_known_maps():
     mask = square(8, 8, 8)
     uniform, peak = torch.ones(1, 4, 4), mask.float()
-    even, sharp = map_columns(uniform, mask), map_columns(peak, mask)
+    even, sharp = attention_columns(uniform, mask), attention_columns(peak, mask)
     assert even["mass"][0, 0] == pytest.approx(64 / SIDE**2)
     assert even["entropy"][0, 0] == pytest.approx(1)
     assert (sharp["mass"][0, 0], sharp["hit"][0, 0]) == (1, 1)
     assert sharp["entropy"][0, 0] == pytest.approx(np.log(64) / np.log(SIDE**2))
-    elsewhere = map_columns(square(24, 24, 8).float(), mask)
+    elsewhere = attention_columns(square(24, 24, 8).float(), mask)
     assert (elsewhere["mass"][0, 0], elsewhere["hit"][0, 0]) == (0, 0)
-    assert torch.isfinite(map_columns(torch.zeros(1, 4, 4), mask)["entropy"]).all()
+    assert torch.isfinite(attention_columns(torch.zeros(1, 4, 4), mask)["entropy"]).all()
 
 
 def test_the_patch_grid_is_that_of_the_method():
@@ -116,14 +116,14 @@ def test_the_patch_grid_is_that_of_the_method():
 
 
 @pytest.mark.parametrize(("side", "cells"), [(518, 14), (252, 14), (224, 14), (56, 2), (12, 1)])
-def test_boxes_are_measured_on_a_grid_that_divides_the_picture(side, cells):
+def test_boxes_are_measured_on_a_grid_that_divides_the_image(side, cells):
     boxes, odd = Sight(boxes=torch.tensor([[[0, 0, 5, 5]]])), {"attention": torch.ones(1, 5, 5)}
     assert patch_grid(boxes, {}, (side, side)) == patch_grid(boxes, odd, (side, side)) == (cells, cells)
     mask = torch.ones(1, side, side, dtype=torch.bool)
-    assert ratio(per_image(boxes, odd, truth(mask)), "pixel_iou") == pytest.approx(25 / side**2)
+    assert ratio(localization_columns(boxes, odd, truth(mask)), "pixel_iou") == pytest.approx(25 / side**2)
 
 
-def test_agreement_of_clusters_is_scikit_learns():
+def test_cluster_agreement_equals_scikit_learn():
     generator = np.random.default_rng(0)
     true, found = generator.integers(0, 5, (30, 12)), generator.integers(0, 4, (30, 12))
     found[:, :6] = np.minimum(true[:, :6], 3)
@@ -151,17 +151,17 @@ def test_a_key_point_lies_in_the_part_around_it():
     parts[:, 1] = 1
     parts[0, :, 1, 2] = torch.tensor([1.0, 0.0])
     inside, outside = [18.4, 11.6, 1], [2.0, 2.0, 1]
-    assert parts_at(parts, torch.tensor([[inside, outside]]), (SIDE, SIDE)).tolist() == [[0, 1]]
+    assert parts_at_keypoints(parts, torch.tensor([[inside, outside]]), (SIDE, SIDE)).tolist() == [[0, 1]]
 
 
-def places_following(generator, n: int, noise: float) -> Places:
+def places_following(generator, n: int, noise: float) -> PartLocations:
     centres = generator.random((n, 2, 2))
     landmarks = np.stack([centres[:, 0] * 0.5 + 0.2, centres.mean(axis=1)], axis=1)
     landmarks = landmarks + noise * generator.standard_normal(landmarks.shape)
-    return Places(centres, np.ones((n, 2), dtype=bool), landmarks, np.ones((n, 2), dtype=bool))
+    return PartLocations(centres, np.ones((n, 2), dtype=bool), landmarks, np.ones((n, 2), dtype=bool))
 
 
-def test_key_points_that_follow_the_parts_are_foretold():
+def test_key_points_that_follow_the_parts_are_predicted():
     generator = np.random.default_rng(0)
     exact = keypoint_errors(places_following(generator, 50, 0), places_following(generator, 20, 0))
     noisy = keypoint_errors(places_following(generator, 500, 0.1), places_following(generator, 500, 0.1))
@@ -198,26 +198,29 @@ def accelerator():
     return make_accelerator("cpu")
 
 
-class Told:
-    """Looks where it is told, by the masks of its own choice."""
+class Masked(Method):
+    """Takes masks as input, of its own choice."""
 
-    needs_masks = True
+    blind = needs_masks = accepts_masks = True
 
-    def __init__(self, choose):
-        self.given = choose
+    def __init__(self, choose=lambda rows: rows):
+        super().__init__()
+        self.with_masks = choose
 
     def look_at(self, images, masks):
         return Sight(keep_pixels=masks)
 
     def look(self, images):
-        raise AssertionError("it is told where to look")
+        raise AssertionError("it takes masks as input")
 
     def maps(self, images):
         return {}
 
 
-class LeftHalf:
+class LeftHalf(Method):
     """Keeps the left half, with a map of it."""
+
+    blind = True
 
     def look(self, images):
         return Sight(keep=self.half(images) > 0)
@@ -242,27 +245,29 @@ class ByColour(LeftHalf):
         return {}
 
 
-def test_a_method_told_by_the_true_masks_is_right_everywhere(rows, accelerator):
-    found = localize(Told(lambda rows: rows), rows, rows.where("test"), EXPECTS, accelerator, resamples=100)
+def test_a_method_that_takes_the_true_masks_has_an_iou_of_1(rows, accelerator):
+    found = localize(Masked(), rows, rows.split_indices("test"), EXPECTS, accelerator, resamples=100)
     assert found.figures["pixel_iou"].value == found.figures["pooled_iou"].value == 1
     assert (found.n, found.split) == (24, "test")
 
 
-def test_told_by_other_masks_it_is_held_against_true_ones_cached_or_not(rows, accelerator, tmp_path, monkeypatch):
-    shifted = Told(lambda rows: replace(rows, masks=rows.masks[1:] + rows.masks[:1]))
-    asked = shifted, rows, rows.where("test"), EXPECTS, accelerator
-    found = [localize(*asked, resamples=100, cache=cache) for cache in (None, tmp_path)]
+def test_a_method_that_takes_other_masks_is_measured_against_the_true_ones_cached_or_not(
+    rows, accelerator, tmp_path, monkeypatch
+):
+    shifted = Masked(lambda rows: replace(rows, masks=rows.masks[1:] + rows.masks[:1]))
+    arguments = shifted, rows, rows.split_indices("test"), EXPECTS, accelerator
+    found = [localize(*arguments, resamples=100, cache=cache) for cache in (None, tmp_path)]
     for module in ("batches", "cache"):
         monkeypatch.setattr(f"sightline.data.{module}.decode", None)  # by now there is nothing to decode
-    found.append(localize(*asked, resamples=100, cache=tmp_path))
+    found.append(localize(*arguments, resamples=100, cache=tmp_path))
     assert 0.02 < found[0].figures["pixel_iou"].value < 0.8
-    assert all((one, one.pictures) == (found[0], found[0].pictures) for one in found)
+    assert all((one, one.per_image) == (found[0], found[0].per_image) for one in found)
 
 
-def test_neither_batch_nor_order_matters_and_every_figure_says_how_sure_it_is(rows, accelerator):
+def test_neither_batch_nor_order_matters_and_every_figure_has_an_interval(rows, accelerator):
     one, other = (
         localize(LeftHalf(), rows, indices, EXPECTS, accelerator, resamples=100, batch=size)
-        for indices, size in ((rows.where("test"), 24), (rows.where("test")[::-1], 5))
+        for indices, size in ((rows.split_indices("test"), 24), (rows.split_indices("test")[::-1], 5))
     )
     assert json.dumps(one.to_dict()) == json.dumps(other.to_dict())
     assert set(one.maps["left"]) == {"mass", "hit", "entropy"}
@@ -274,7 +279,7 @@ def test_neither_batch_nor_order_matters_and_every_figure_says_how_sure_it_is(ro
 
 
 def dots(folder, n: int) -> Rows:
-    """Black pictures with a red and a green square, whose middles are key points; the mask is both."""
+    """Black images with a red and a green square, whose middles are key points; the mask is both."""
     generator = np.random.default_rng(0)
     images, masks, keypoints = [], [], []
     for i in range(n):
@@ -293,11 +298,11 @@ def dots(folder, n: int) -> Rows:
 
 
 @pytest.mark.parametrize(("published", "cache"), [(False, None), (True, None), (False, "cache")])
-def test_parts_that_are_the_key_points_are_found_to_be_so(tmp_path, accelerator, published, cache):
+def test_parts_that_coincide_with_the_key_points_score_1(tmp_path, accelerator, published, cache):
     rows = dots(tmp_path, 40)
-    how = {"published": published, "resamples": 100, "cache": tmp_path / cache if cache else None}
-    test, train = rows.where("test"), rows.where("train")
-    found = localize(ByColour(), rows, test, EXPECTS, accelerator, fit=train, **how).figures
+    settings = {"published": published, "resamples": 100, "cache": tmp_path / cache if cache else None}
+    test, train = rows.split_indices("test"), rows.split_indices("train")
+    found = localize(ByColour(), rows, test, EXPECTS, accelerator, fit=train, **settings).figures
     assert found["pixel_iou"].value == found["parts_grid_iou"].value == 1
     assert found["nmi"].value == pytest.approx(1)
     assert found["ari"].value == pytest.approx(1)
@@ -307,21 +312,22 @@ def test_parts_that_are_the_key_points_are_found_to_be_so(tmp_path, accelerator,
 
 def test_without_rows_to_fit_on_there_is_no_keypoint_error(tmp_path, accelerator):
     rows = dots(tmp_path, 8)
-    found = localize(ByColour(), rows, rows.where("test"), EXPECTS, accelerator, resamples=20)
+    found = localize(ByColour(), rows, rows.split_indices("test"), EXPECTS, accelerator, resamples=20)
     assert "keypoint_error" not in found.figures
     assert "nmi" in found.figures
-    assert found.notes == ("no key point error: it is fitted on train rows, and there are none beside those measured",)
-    fitted = localize(ByColour(), rows, rows.where("test"), EXPECTS, accelerator, fit=rows.where("train"), resamples=20)
+    assert found.notes == ("no key point error: its regression needs training rows other than those measured",)
+    test, train = rows.split_indices("test"), rows.split_indices("train")
+    fitted = localize(ByColour(), rows, test, EXPECTS, accelerator, fit=train, resamples=20)
     assert fitted.notes == ()
 
 
-def test_pictures_without_masks_are_left_out_and_said_so(rows, accelerator):
+def test_images_without_masks_are_left_out_with_a_note(rows, accelerator):
     some = replace(rows, masks=["" if i % 3 == 0 else mask for i, mask in enumerate(rows.masks)])
-    found = localize(LeftHalf(), some, some.where("test"), EXPECTS, accelerator, resamples=20)
+    found = localize(LeftHalf(), some, some.split_indices("test"), EXPECTS, accelerator, resamples=20)
     assert found.n == 16
-    assert "want of a mask: 8 of 24 pictures" in found.notes[0]
+    assert "without a mask, not measured: 8 of 24 images" in found.notes[0]
     with pytest.raises(UserError, match="no masks to compare with"):
-        localize(LeftHalf(), replace(rows, masks=None), rows.where("test"), EXPECTS, accelerator)
+        localize(LeftHalf(), replace(rows, masks=None), rows.split_indices("test"), EXPECTS, accelerator)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -342,12 +348,12 @@ def sightline(capsys, monkeypatch):
 def test_the_command_writes_every_split_and_prints_a_table(sightline, toy, tmp_path):
     run = tmp_path / "run"
     common = ["--backbone", "random:nano", "--workers", "0", "--device", "cpu"]
-    assert sightline("train", "probe", toy, *common, "--plain", "--out", run)[0] == 0
+    assert sightline("train", "probe", toy, *common, "--untuned", "--out", run)[0] == 0
     for split in ("val", "test"):
-        more = ["--maps", "--cache", tmp_path / "cache"] if split == "test" else []
+        more = ["--per-map", "--cache", tmp_path / "cache"] if split == "test" else []
         code, out, _ = sightline("localize", run, "--split", split, "--workers", 0, "--device", "cpu", *more)
         assert code == 0
-        assert "map attention: maximum inside the mask" in out
+        assert "Map attention: hit rate (maximum inside the mask)" in out
     content = json.loads((run / "localization.json").read_text())
     assert set(content["splits"]) == {"val", "test"}
     found = Localization.from_dict(content["splits"]["test"])
@@ -374,5 +380,5 @@ def test_the_command_writes_every_split_and_prints_a_table(sightline, toy, tmp_p
     (tmp_path / "out" / "localization.json").write_bytes(before)
     others = write_toy(tmp_path / "others", train=2, val=2, test=4, size=SIDE, seed=1)
     code, _, err = sightline("localize", run, others, "--out", tmp_path / "out", "--workers", 0, "--device", "cpu")
-    assert (code, "localization.json: is about other data (fingerprint" in err) == (2, True)
+    assert (code, "localization.json: holds results on other data (fingerprint" in err) == (2, True)
     assert (tmp_path / "out" / "localization.json").read_bytes() == before

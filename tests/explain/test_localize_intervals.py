@@ -1,36 +1,36 @@
-"""How sure the figures of `localize` are."""
+"""Intervals of the localisation figures."""
 
 import numpy as np
 import pytest
 
 from sightline.explain.localize import localize
-from sightline.metrics.localization import estimates
+from sightline.metrics.localization import bootstrap_metrics
 
 from .test_localize import EXPECTS, LeftHalf, accelerator, rows, toy  # noqa: F401 (fixtures)
 
 
-def test_intervals_hold_the_true_mean_about_as_often_as_they_say():
+def test_intervals_cover_the_true_mean_at_about_their_nominal_rate():
     generator = np.random.default_rng(1)
     held = 0
     for seed in range(200):
         values = generator.beta(4, 2, 60)
-        found = estimates({"pixel_iou": np.stack([values, np.ones(60)], axis=1)}, resamples=300, seed=seed)
+        found = bootstrap_metrics({"pixel_iou": np.stack([values, np.ones(60)], axis=1)}, resamples=300, seed=seed)
         held += found["pixel_iou"].low <= 2 / 3 <= found["pixel_iou"].high
     assert 180 <= held <= 199
 
 
 def test_a_figure_without_a_single_miss_has_an_interval_too():
-    found = estimates({"hit x": np.ones((20, 2))}, resamples=500)["hit x"]
+    found = bootstrap_metrics({"hit x": np.ones((20, 2))}, resamples=500)["hit x"]
     assert found.value == found.high == 1
     assert 0.75 < found.low < 1
-    none = estimates({"hit x": np.tile([0.0, 1.0], (20, 1))}, resamples=500)["hit x"]
+    none = bootstrap_metrics({"hit x": np.tile([0.0, 1.0], (20, 1))}, resamples=500)["hit x"]
     assert none.value == none.low == 0
     assert none.high == pytest.approx(1 - found.low, abs=0.06)
 
 
-def test_what_is_the_same_in_every_picture_is_sure(rows, accelerator):  # noqa: F811
-    """How much is seen, and how evenly, is right or wrong in no picture."""
-    found = localize(LeftHalf(), rows, rows.where("test"), EXPECTS, accelerator, resamples=100)
+def test_figures_that_are_the_same_in_every_image_have_no_width(rows, accelerator):  # noqa: F811
+    """Coverage and entropy do not vary over images here."""
+    found = localize(LeftHalf(), rows, rows.split_indices("test"), EXPECTS, accelerator, resamples=100)
     for one in (found.figures["coverage"], found.maps["left"]["entropy"]):
         assert one.high - one.low < 1e-12
     assert found.figures["coverage"].value == 0.5

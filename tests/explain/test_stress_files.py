@@ -1,4 +1,4 @@
-"""`sightline stress` more than once: what stays, what is replaced, and what is refused."""
+"""Repeated calls of `sightline stress`: what is kept, replaced and refused."""
 
 import csv
 import json
@@ -6,13 +6,14 @@ import shutil
 
 import pytest
 
-from sightline.explain.perturbation import in_words
-from sightline.explain.stress_files import alike
-from sightline.explain.stress_results import Stressed
+from sightline.explain.perturbation import faithfulness_summary
+from sightline.explain.stress_files import same_condition
+from sightline.explain.stress_results import StressResults
 
 from ..commands import QUICK, copied, typed
 
-SHORT = ("--limit", 10, "--subsets", 2, "--labels", 1, "--steps", 4, "--maps", "gae", "sight", *QUICK)
+SUBSETS = ("--subset-images", 2, "--labels-per-image", 1, "--subset-steps", 4)
+SHORT = ("--limit", 10, *SUBSETS, "--maps", "gae", "sight", *QUICK)
 TESTS = ("curves", "subsets", "neighbours", "masks")
 MEASURED = ("accuracy", "precision", "mass", "hit")
 
@@ -29,7 +30,7 @@ def before(at_once, tmp_path):
     return shutil.copytree(at_once, tmp_path / "before")
 
 
-def said(folder):
+def results(folder):
     return json.loads((folder / "stress" / "test.json").read_text())
 
 
@@ -42,7 +43,7 @@ def names(folder):
     return {path.name for path in (folder / "stress").iterdir()}
 
 
-def test_asked_one_by_one_or_at_once_the_files_are_the_same(runs, at_once, tmp_path):
+def test_tests_run_one_by_one_or_together_write_the_same_files(runs, at_once, tmp_path):
     for test in TESTS:
         assert typed("stress", runs / "erm-0", *SHORT, "--tests", test, "--out", tmp_path)[0] == 0
     assert names(tmp_path) == names(at_once)
@@ -51,48 +52,48 @@ def test_asked_one_by_one_or_at_once_the_files_are_the_same(runs, at_once, tmp_p
 
 
 @pytest.mark.parametrize("test", TESTS)
-def test_what_is_not_asked_for_again_stays(runs, at_once, before, test):
+def test_results_of_other_tests_are_kept(runs, at_once, before, test):
     _, out, _ = typed("stress", runs / "erm-0", *SHORT, "--tests", test, "--out", before)
-    assert said(before) == said(at_once)
+    assert results(before) == results(at_once)
     assert columns(before) == columns(at_once)
     assert names(before) == names(at_once)
-    assert "replaced" not in out
+    assert "earlier results removed" not in out
 
 
-def test_a_new_name_for_a_part_does_not_cost_what_was_found_before():
+def test_renaming_a_part_keeps_earlier_results():
     kept = {"drop": [2], "force": [], "quantile": None, "thresholds": None, "names": {"2": "belly"}}
-    assert alike("intervention", kept, kept | {"names": {"2": "wing"}})
-    assert not alike("intervention", kept, kept | {"drop": [1]})
-    assert not alike("intervention", kept, None)
-    assert not alike("seed", 0, 1)
+    assert same_condition("intervention", kept, kept | {"names": {"2": "wing"}})
+    assert not same_condition("intervention", kept, kept | {"drop": [1]})
+    assert not same_condition("intervention", kept, None)
+    assert not same_condition("seed", 0, 1)
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [(("--seed", 1), "seed and pictures"), (("--limit", 6), "pictures"), ((), "weights")],
+    [(("--seed", 1), "seed and images"), (("--limit", 6), "images"), ((), "weights")],
 )
-def test_what_was_about_something_else_goes_with_its_pictures_and_it_is_said(runs, before, changes, why):
-    run = runs / ("erm-0" if changes else "erm-1")  # the same data and pictures, and other weights
+def test_what_was_about_something_else_goes_with_its_pictures_and_it_is_results(runs, before, changes, why):
+    run = runs / ("erm-0" if changes else "erm-1")  # the same data and images, and other weights
     code, out, err = typed("stress", run, *SHORT, "--tests", "masks", *changes, "--out", before)
     assert code == 0, err
-    assert f"replaced, since {why} were others: curves, subsets, neighbours" in out
-    found = Stressed.from_dict(said(before))
+    assert f"earlier results removed because of different {why}: curves, subsets, neighbours" in out
+    found = StressResults.from_dict(results(before))
     assert found.masks
     assert not any([found.curves, found.subsets, found.neighbours, found.accuracy])
     assert columns(before) == ["image", *(f"{k} {m}" for m in ("gae", "random") for k in MEASURED)]
     assert names(before) == {"test.json", "test.csv"}
 
 
-def test_pictures_of_what_is_asked_for_again_without_any_go(runs, before):
-    assert typed("stress", runs / "erm-0", *SHORT, "--tests", "curves", "--no-pictures", "--out", before)[0] == 0
+def test_outdated_figures_are_removed_with_no_figures(runs, before):
+    assert typed("stress", runs / "erm-0", *SHORT, "--tests", "curves", "--no-figures", "--out", before)[0] == 0
     assert names(before) == {"test.json", "test.csv", "test-subsets.png"}
 
 
 def test_a_note_stays_with_the_test_that_it_is_about(runs, before):
     path = before / "stress" / "test.json"
-    path.write_text(json.dumps(said(before) | {"notes": ["masks: left out", "subsets: few", "replaced: long ago"]}))
+    path.write_text(json.dumps(results(before) | {"notes": ["masks: left out", "subsets: few", "replaced: long ago"]}))
     assert typed("stress", runs / "erm-0", *SHORT, "--tests", "subsets", "--out", before)[0] == 0
-    assert said(before)["notes"] == ["masks: left out"]
+    assert results(before)["notes"] == ["masks: left out"]
 
 
 # ---- maps ------------------------------------------------------------------------------------------------------------
@@ -101,35 +102,35 @@ def test_a_note_stays_with_the_test_that_it_is_about(runs, before):
 @pytest.mark.parametrize(
     ("maps", "wrong"), [(("gaee",), "gaee"), (("gae", "gaee"), "gaee"), (("sight",), "sight"), (("sight", "x"), "x")]
 )
-def test_a_map_that_there_is_not_is_refused_and_those_that_there_are_are_named(runs, tmp_path, maps, wrong):
-    told = ("--tests", "curves", "--maps", *maps, *QUICK, "--out", tmp_path)
-    code, _, err = typed("stress", runs / "erm-0", *told)
+def test_unknown_maps_are_refused_and_the_available_ones_listed(runs, tmp_path, maps, wrong):
+    flags = ("--tests", "curves", "--maps", *maps, *QUICK, "--out", tmp_path)
+    code, _, err = typed("stress", runs / "erm-0", *flags)
     assert code == 2
-    assert f"--maps {wrong}: this model has no such map; it has gae, rollout, attention, gradient, random" in err
+    assert f"--maps {wrong}: this model has no such map; choose among gae, rollout, attention, gradient, random" in err
     assert not (tmp_path / "stress").exists()
 
 
-def test_a_model_without_the_usual_maps_is_still_asked_for_the_rest(runs, tmp_path):
-    told = ("--limit", 10, "--maps", "sight", "--tests", "curves", "neighbours", *QUICK, "--out", tmp_path)
-    code, out, _ = typed("stress", runs / "erm-0", *told)
+def test_other_tests_run_although_a_map_is_missing(runs, tmp_path):
+    flags = ("--limit", 10, "--maps", "sight", "--tests", "curves", "neighbours", *QUICK, "--out", tmp_path)
+    code, out, _ = typed("stress", runs / "erm-0", *flags)
     assert code == 0
     assert "maps: this model has no map sight" in out
-    assert said(tmp_path)["neighbours"]
-    assert not said(tmp_path)["curves"]
+    assert results(tmp_path)["neighbours"]
+    assert not results(tmp_path)["curves"]
 
 
-def test_nothing_is_said_of_a_random_map_alone(runs, tmp_path):
-    told = ("--limit", 6, "--tests", "curves", "--maps", "random", "--no-pictures", *QUICK, "--out", tmp_path)
-    assert typed("stress", runs / "erm-0", *told)[0] == 0
-    assert said(tmp_path)["sentences"] == []
-    assert in_words(Stressed.from_dict(said(tmp_path)).curves) == ""
+def test_a_random_map_alone_has_no_summary(runs, tmp_path):
+    flags = ("--limit", 6, "--tests", "curves", "--maps", "random", "--no-figures", *QUICK, "--out", tmp_path)
+    assert typed("stress", runs / "erm-0", *flags)[0] == 0
+    assert results(tmp_path)["sentences"] == []
+    assert faithfulness_summary(StressResults.from_dict(results(tmp_path)).curves) == ""
 
 
 # ---- neighbours ------------------------------------------------------------------------------------------------------
 
 
 def other_data(toy, folder, *, classes, count=10):
-    """So many of the toy's test pictures, with these classes in turn."""
+    """Some of the toy's test images, with these classes in turn."""
     data = shutil.copytree(toy, folder)
     with (data / "rows.csv").open(newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["split"] == "test"][:count]
@@ -139,31 +140,31 @@ def other_data(toy, folder, *, classes, count=10):
 
 
 @pytest.mark.parametrize("tests", [("neighbours",), ("masks", "neighbours")])
-def test_neighbours_are_sought_on_data_of_any_classes_and_as_many_as_there_are(runs, toy, tmp_path, tests):
+def test_neighbours_work_on_data_of_any_classes(runs, toy, tmp_path, tests):
     data = other_data(toy, tmp_path / "data", classes=("gull", "heron"))
-    told = ("--maps", "gae", *QUICK, "--out", tmp_path / "out")
-    code, out, err = typed("stress", runs / "erm-0", data, "--tests", *tests, *told)
+    flags = ("--maps", "gae", *QUICK, "--out", tmp_path / "out")
+    code, out, err = typed("stress", runs / "erm-0", data, "--tests", *tests, *flags)
     assert code == 0, err
-    assert set(said(tmp_path / "out")["neighbours"]) == {"1 among the others", "9 among the others"}
+    assert set(results(tmp_path / "out")["neighbours"]) == {"1 among the others", "9 among the others"}
     assert {"1 neighbours", "9 neighbours"} <= set(columns(tmp_path / "out"))
     assert "nearest neighbours, 9 among the others" in out
     assert "nearest neighbours, 10" not in out
-    code, _, err = typed("stress", runs / "erm-0", data, "--tests", "curves", "neighbours", *told)
+    code, _, err = typed("stress", runs / "erm-0", data, "--tests", "curves", "neighbours", *flags)
     assert code == 2
     assert "does not know the class 'gull'" in err
 
 
-def test_neighbours_of_one_class_alone_are_refused(runs, toy, tmp_path):
+def test_neighbours_are_skipped_if_there_is_only_one_class(runs, toy, tmp_path):
     data = other_data(toy, tmp_path / "data", classes=("gull",))
     _, out, _ = typed("stress", runs / "erm-0", data, "--tests", "neighbours", *QUICK, "--out", tmp_path / "out")
-    assert "neighbours: none were sought: all pictures to seek them among are of one class" in out
-    assert not said(tmp_path / "out")["neighbours"]
+    assert "neighbours: skipped: all candidate neighbours are of one class" in out
+    assert not results(tmp_path / "out")["neighbours"]
 
 
 def test_an_older_file_without_weights_is_replaced(runs, before, tmp_path):
-    older = {name: value for name, value in said(before).items() if name not in ("weights", "masks_from")}
+    older = {name: value for name, value in results(before).items() if name not in ("weights", "masks_from")}
     (before / "stress" / "test.json").write_text(json.dumps(older))
-    assert Stressed.from_dict(older).masks_from == ""
+    assert StressResults.from_dict(older).masks_from == ""
     run = copied(runs / "erm-0", tmp_path / "run")
     _, out, _ = typed("stress", run, *SHORT, "--tests", "neighbours", "--out", before)
-    assert "replaced, since weights were others: curves, masks, subsets" in out
+    assert "earlier results removed because of different weights: curves, masks, subsets" in out

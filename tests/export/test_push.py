@@ -1,4 +1,4 @@
-"""A stub in the place of the Hugging Face hub: what is published, who may see it, that it loads and answers alike."""
+"""`sightline push` to a stub of the Hugging Face hub: what is published, its visibility, and that it loads again."""
 
 import base64
 import hashlib
@@ -15,11 +15,10 @@ import pytest
 import sightline
 from sightline.errors import UserError
 from sightline.export.push import without_paths
-from sightline.load import check_odd_name
+from sightline.load import check_repository_name
 
 from ..commands import SMALL, typed
 
-pytestmark = pytest.mark.xdist_group("push")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ANSWER = "import sys, sightline; print(sightline.load(sys.argv[1]).predict(sys.argv[2]).logits.tolist())"
 
@@ -154,14 +153,14 @@ def birds(hub, trained):
     return done.stdout
 
 
-def test_a_run_is_published_for_nobody_else_to_see(hub, birds):
+def test_a_run_is_published_as_private(hub, birds):
     assert hub.private["someone/birds"]
     assert hub.tokens[0] == "Bearer hf_secret"
     assert f"{hub.address}/someone/birds (private)" in birds
     assert 'sightline.load("hf:someone/birds")' in birds
 
 
-def test_only_what_loading_needs_is_published_and_a_card(hub, birds):
+def test_only_what_loading_needs_and_a_card_are_published(hub, birds):
     assert set(hub.files["someone/birds"]) == {"README.md", "best.safetensors", "metrics.json", "run.json"}
     said = hub.files["someone/birds"]["README.md"].decode()
     assert said.startswith("---\nlibrary_name: sightline\n")
@@ -176,7 +175,7 @@ def test_no_path_of_this_machine_is_published(hub, birds, trained, toy):
     assert str(toy) in (trained / "run.json").read_text()  # but in the run itself
 
 
-def test_what_was_published_loads_and_answers_with_the_same_bits(hub, birds, trained, toy):
+def test_a_published_run_loads_and_predicts_the_same_bits(hub, birds, trained, toy):
     picture = next(iter(sorted((toy / "test").glob("*.png"))))
     done = process(hub, "-c", ANSWER, "hf:someone/birds", picture, HF_TOKEN="")
     assert done.returncode == 0, done.stderr
@@ -187,24 +186,24 @@ def test_what_was_published_loads_and_answers_with_the_same_bits(hub, birds, tra
     assert len(hub.asked) == before  # from the cache
 
 
-def test_it_can_be_made_public(hub, trained):
+def test_a_run_can_be_published_publicly(hub, trained):
     done = pushed(hub, trained, "someone/open", "--public")
     assert done.returncode == 0, done.stderr
     assert not hub.private["someone/open"]
-    assert "(for everybody to see)" in done.stdout
+    assert "(public)" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "complaint"),
     [
-        ("nobody/birds", {}, "nobody/birds on the Hugging Face hub: your token may not do that; log in"),
-        ("stranger/birds", {}, "stranger/birds on the Hugging Face hub: your token is not accepted; log in"),
-        ("someone/birds", {"HF_TOKEN": ""}, "someone/birds: you are not logged in at the Hugging Face hub; log in"),
+        ("nobody/birds", {}, "nobody/birds on the Hugging Face Hub: your token lacks the permission; log in"),
+        ("stranger/birds", {}, "stranger/birds on the Hugging Face Hub: your token is not accepted; log in"),
+        ("someone/birds", {"HF_TOKEN": ""}, "someone/birds: you are not logged in to the Hugging Face Hub; log in"),
         ("someone/birds", {"HF_HUB_OFFLINE": "1"}, "cannot be reached while HF_HUB_OFFLINE is set"),
-        ("birds", {}, "birds: a repository is called OWNER/NAME"),
+        ("birds", {}, "birds: not a repository name; use OWNER/NAME"),
     ],
 )
-def test_what_the_hub_refuses_is_said_in_one_line(hub, trained, name, settings, complaint):
+def test_an_error_of_the_hub_is_one_line(hub, trained, name, settings, complaint):
     done = pushed(hub, trained, name, **settings)
     assert done.returncode == 2
     assert complaint in done.stderr
@@ -212,9 +211,9 @@ def test_what_the_hub_refuses_is_said_in_one_line(hub, trained, name, settings, 
     assert "hf_secret" not in done.stderr
 
 
-def test_what_is_not_there_cannot_be_loaded(hub):
+def test_a_missing_repository_cannot_be_loaded(hub):
     done = process(hub, "-c", ANSWER, "hf:someone/nothing", "x.png")
-    assert "someone/nothing on the Hugging Face hub does not exist, or is private" in done.stderr
+    assert "someone/nothing on the Hugging Face Hub: does not exist, or is private" in done.stderr
 
 
 def test_an_onnx_file_of_other_weights_is_not_published(hub, trained, tmp_path):
@@ -225,7 +224,7 @@ def test_an_onnx_file_of_other_weights_is_not_published(hub, trained, tmp_path):
     (run / "onnx" / "model.json").write_text('{"weights_sha256": "other"}')
     code, _, errors = typed_as_logged_in("push", run, "someone/birds")
     assert code == 2
-    assert "is of other weights than the run has now; export again" in errors
+    assert "was exported from other weights than the run's; export again" in errors
 
 
 def typed_as_logged_in(*arguments):
@@ -245,11 +244,11 @@ def typed_as_logged_in(*arguments):
         ({"a": ["/x/y", 3, None]}, {"a": ["y", 3, None]}),
     ],
 )
-def test_of_paths_only_the_last_name_is_left(said, left):
+def test_only_the_last_component_of_a_path_is_published(said, left):
     assert without_paths(said) == left
 
 
 @pytest.mark.parametrize("name", ["birds", "a/b/c", "a/b c", "-a/b", ""])
 def test_odd_names_are_refused(name):
     with pytest.raises(UserError, match="OWNER/NAME"):
-        check_odd_name(name)
+        check_repository_name(name)

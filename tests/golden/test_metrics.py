@@ -4,17 +4,19 @@ import numpy as np
 import pytest
 import torch
 
+from sightline.data.batches import Batch
 from sightline.metrics.keypoints import (
-    Places,
+    PartLocations,
     adjusted_rand_index,
     contingency,
     dense_parts,
     keypoint_errors,
     normalised_mutual_information,
-    parts_at,
+    parts_at_keypoints,
 )
-from sightline.metrics.localization import estimates
-from sightline.metrics.overlap import pooled_iou
+from sightline.metrics.localization import bootstrap_metrics
+from sightline.metrics.overlap import localization_columns
+from sightline.sight import Sight
 
 from ..conftest import shared
 
@@ -32,10 +34,10 @@ def size(golden):
     return tuple(golden["kp.image_size"].tolist())
 
 
-def places(golden, split, size) -> Places:
+def places(golden, split, size) -> PartLocations:
     parts, keypoints, boxes = (torch.from_numpy(golden[f"kp.{split}.{name}"]) for name in ("maps", "landmarks", "bbox"))
     corners = torch.cat([boxes[:, 1:3], boxes[:, 1:3] + boxes[:, 3:]], dim=1)
-    return Places.of(parts, keypoints[..., 1:], corners, size, published=True)
+    return PartLocations.of(parts, keypoints[..., 1:], corners, size, published=True)
 
 
 def test_centres_activity_and_landmarks(golden, size):
@@ -49,7 +51,7 @@ def test_keypoint_error(golden, size):
     errors = keypoint_errors(places(golden, "fit", size), places(golden, "eval", size))
     assert 100 * np.nanmean(errors) == pytest.approx(float(golden["kp.value"]), abs=CLOSE)
     columns = np.stack([np.nansum(errors, axis=1), np.isfinite(errors).sum(axis=1)], axis=1)
-    found = estimates({"keypoint_error": columns}, resamples=50)["keypoint_error"]
+    found = bootstrap_metrics({"keypoint_error": columns}, resamples=50)["keypoint_error"]
     assert 100 * found.value == pytest.approx(float(golden["kp.value"]), abs=CLOSE)
 
 
@@ -61,7 +63,7 @@ def agreement(found, true, counted) -> list[float]:
 
 def test_parts_at_key_points(golden, size):
     keypoints = torch.from_numpy(golden["kp.eval.landmarks"])[..., 1:]
-    found = parts_at(torch.from_numpy(golden["kp.eval.maps"]), keypoints, size, published=True).numpy()
+    found = parts_at_keypoints(torch.from_numpy(golden["kp.eval.maps"]), keypoints, size, published=True).numpy()
     true = np.broadcast_to(np.arange(found.shape[1]), found.shape)
     expected = [float(golden["nmi.value"]), float(golden["ari.value"])]
     assert agreement(found, true, (keypoints[..., 2] > 0).numpy()) == pytest.approx(expected, abs=CLOSE)
@@ -75,6 +77,8 @@ def test_parts_at_every_pixel(golden, size):
 
 
 def test_pooled_iou(golden):
-    found = pooled_iou(torch.from_numpy(golden["kp.eval.maps"]), torch.from_numpy(golden["iou.gt_mask"]))
-    expected = (float(golden["iou.fg_value"]), float(golden["iou.bg_value"]))
-    assert [100 * value for value in found] == pytest.approx(expected, abs=CLOSE)
+    masks, n = torch.from_numpy(golden["iou.gt_mask"]).bool(), len(golden["iou.gt_mask"])
+    sight = Sight(torch.ones(n, 1, 1, dtype=torch.bool), parts=torch.from_numpy(golden["kp.eval.maps"]))
+    truth = Batch(torch.zeros(n, 3, *masks.shape[1:]), torch.zeros(n), None, masks, torch.arange(n))
+    both, either = localization_columns(sight, {}, truth)["pooled_iou"].sum(axis=0)
+    assert 100 * both / either == pytest.approx(float(golden["iou.fg_value"]), abs=CLOSE)

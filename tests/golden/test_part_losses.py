@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sightline.data.augment import Affine, unwarp
+from sightline.data.augment import Affine, unwarp_affine
 from sightline.where.part_losses import (
     background,
     concentration,
@@ -19,9 +19,9 @@ from .conftest import LOSS, golden, gradients_agree
 CASES = ["model", "rand", "k1", "uniform", "onehot", "onehot_part_absent", "onehot_no_bg", "all_bg", "orthogonal_feat"]
 
 
-def as_published(shares):
+def as_published(probabilities):
     """Rows in units of W and columns in units of H."""
-    return concentration(shares, unit=(shares.shape[3], shares.shape[2]))
+    return concentration(probabilities, unit=(probabilities.shape[3], probabilities.shape[2]))
 
 
 OF_SHARES = {
@@ -75,7 +75,7 @@ def test_equivariance_sends_its_gradient_through_the_moved_maps_too(case):
     expected = of_case(case)
     angle, x, y, scale, h, w = expected["transform"].tolist()
     moved = expected["equiv_maps"].clone().requires_grad_()
-    equivariance(expected["maps"], unwarp(moved, Affine(angle, x, y, scale), (int(h), int(w)))).backward()
+    equivariance(expected["maps"], unwarp_affine(moved, Affine(angle, x, y, scale), (int(h), int(w)))).backward()
     assert gradients_agree(moved.grad, expected["grad.equivariance_wrt_equiv_maps"])
 
 

@@ -29,8 +29,8 @@ def test_maps_embeddings_scores_and_answers(stage1, stage2, inputs, case):
     embeddings = stage1.embed(parts)
     for name, ours in {
         "X": parts.features,
-        "maps": parts.shares,
-        "pooled": pool(parts.features, parts.shares),
+        "maps": parts.probabilities,
+        "pooled": pool(parts.features, parts.probabilities),
         "modulated": embeddings,
         "part_scores": stage1.part_scores(embeddings),
         "class_logits": stage1.class_logits(embeddings),
@@ -114,7 +114,7 @@ def test_straight_through(case):
 def test_learning_rates_decay_and_frozen_parameters(stage1):
     facts = json.loads(shared("golden", "optimizer_groups.json").read_text())
     published, all_frozen = facts["parameters"], facts["frozen_under_extra_flags"]["freeze_params_stage_1"]
-    groups = [*backbone_groups(stage1.vit, 1e4), *stage1.part_groups(head_lr=1e4, prototype_lr=1e3)]
+    groups = [*backbone_groups(stage1.vit, 1e4), *stage1.part_groups(head_lr_factor=1e4, prototype_lr_factor=1e3)]
     ours = {id(p): (group.lr, group.decay) for group in groups for p in group.parameters}
     assert sum(len(group.parameters) for group in groups) == len(ours)
     named = dict(stage1.named_parameters())

@@ -12,14 +12,14 @@ from sightline.methods.base import PartSettings, RandomDraws
 from sightline.methods.ifam import IFam
 from sightline.methods.import_ import OFFICIAL
 from sightline.train import make_optimizer, set_learning_rate
-from sightline.training.context import StepInfo
+from sightline.training.trainable import StepInfo
 from sightline.what.masked import MaskedViT
 from sightline.where.parts import soft_keep
 
 from ..conftest import shared
 from .conftest import CLOSE, LOSS, golden, gradients_agree
 
-PUBLISHED = Ifam(Path("data"), preset="published", head_lr=1e4, prototype_lr=1e3, lr=2.828e-6, epochs=90)
+PUBLISHED = Ifam(Path("data"), preset="published", head_lr_factor=1e4, prototype_lr_factor=1e3, lr=2.828e-6, epochs=90)
 
 
 @pytest.fixture
@@ -55,11 +55,11 @@ def test_what_the_step_computes_on_the_way(model, inputs, draws, expected):
     images, labels = inputs["inputs.images"], inputs["inputs.targets"]
     parts, _ = model.discovery(images, labels, draws)
     embeddings = model.where.embed(parts)
-    torch.testing.assert_close(parts.shares, expected["maps"], **CLOSE)
+    torch.testing.assert_close(parts.probabilities, expected["maps"], **CLOSE)
     torch.testing.assert_close(embeddings, expected["modulated"], **CLOSE)
     scores = model.where.part_scores(embeddings, draws.keep_parts)
     torch.testing.assert_close(scores, expected["part_scores"], **CLOSE)
-    keep = model.shown(images, parts, draws)[1]
+    keep = model.stage2_input(images, parts, draws)[1]
     assert keep.dtype == torch.bool
     assert torch.equal(torch.stack([keep, ~keep], 1).float(), expected["mask_hard2"])
     weights = soft_keep(model.where.scores(parts.logits, draws.noise_mask), draws.keep_masked)
@@ -96,12 +96,12 @@ def test_every_loss_and_gradient(model, inputs, draws, expected):
 
 def test_the_moved_images_are_seen_as_published(stage1, expected):
     warped = golden("losses.npz")["warp.images_warped"]
-    shares = stage1.discover(warped, noise=expected["gumbel_maps_warped"]).shares
-    torch.testing.assert_close(shares, expected["maps_warped"], **CLOSE)
+    probabilities = stage1.discover(warped, noise=expected["gumbel_maps_warped"]).probabilities
+    torch.testing.assert_close(probabilities, expected["maps_warped"], **CLOSE)
 
 
 def test_parts_are_decorrelated_by_default(stage1, stage2, inputs, draws, expected):
-    all_grids_alike = Shaping(total_variation_at=0)
+    all_grids_alike = Shaping(total_variation_grid=0)
     how = PartSettings.of(Ifam(Path("data"), share_noise=False, shaping=all_grids_alike))
     ours = IFam(stage1, MaskedViT(stage2), how).losses(inputs["inputs.images"], inputs["inputs.targets"], draws)
     torch.testing.assert_close(ours["orthogonality"], expected["loss.orthogonality_parts"], **LOSS)
@@ -121,7 +121,7 @@ def test_rates_and_decay_of_every_parameter_are_the_published_ones(model, groups
     names = {id(p): name for name, p in by_official_names(model).items()}
     ours = {
         names[id(p)]: (group.lr, group.decay)
-        for group in model.parameter_groups(PUBLISHED.head_lr)
+        for group in model.parameter_groups(PUBLISHED.head_lr_factor)
         for p in group.parameters
     }
     theirs = {n: (p["lr_multiplier"], p["weight_decay"]) for n, p in groups["parameters"].items() if p["trainable"]}

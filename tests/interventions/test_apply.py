@@ -1,4 +1,4 @@
-"""Interventions: what is left out, that nothing is looked at twice, and that only what surely helps is kept."""
+"""Interventions: what part and token removal hide, that stage 1 runs once per image, and the intervention file."""
 
 import math
 from pathlib import Path
@@ -10,10 +10,10 @@ import torch
 from sightline.config import Ifam, Pdiscoformer
 from sightline.data.rows import Rows
 from sightline.errors import UserError
-from sightline.interventions.apply import CachedLook, calibrate, intervened
+from sightline.interventions.apply import CachedLook, apply_intervention, calibrate
 from sightline.interventions.file import DistanceSketch, Intervention, parse_names
-from sightline.methods.base import PartSettings, selector
-from sightline.methods.ifam import IFam, Pixels, predictor
+from sightline.methods.base import PartSettings, make_selector
+from sightline.methods.ifam import IFam, make_predictor, pixel_settings
 from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.training.distributed import make_accelerator
 from sightline.verify.verify import verify
@@ -22,19 +22,19 @@ from sightline.where.parts import hard_keep
 
 from ..conftest import small_vit
 
-COLOURS = ((0.9, 0.8, 0.1), (0.1, 0.8, 0.9), (0.9, 0.1, 0.6), (0.1, 0.15, 0.2))  # three parts, and the ground
+COLOURS = ((0.9, 0.8, 0.1), (0.1, 0.8, 0.9), (0.9, 0.1, 0.6), (0.1, 0.15, 0.2))  # three parts and the background
 WAYS = {
     "patches": {"sight": "patches"},
     "published": {"preset": "published"},
-    "pixels": {"look_again": False, "zoom": False},
-    "default": {},
-    "soft": {"soft": True},
+    "pixels": {"selector": "learned", "refine": False, "zoom": False},
+    "refined": {"selector": "learned"},
+    "soft": {"soft_mask": True},
 }
 EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 
 
 def taught(model, temperature=5.0):
-    """It has learned to tell the colours apart."""
+    """Prototypes that tell the colours apart."""
     flat = torch.tensor(COLOURS)[:, :, None, None].expand(-1, 3, 32, 32)
     with torch.no_grad():
         model.where.prototypes.copy_(model.where.discover(flat).features.mean(dim=(2, 3)))
@@ -42,19 +42,26 @@ def taught(model, temperature=5.0):
     return model.eval()
 
 
-def ifam(way="default", **changes) -> IFam:
-    told, vit = Ifam(Path("data"), **{"parts": 3} | WAYS[way] | changes), small_vit(classes=0)
-    return taught(IFam(selector(vit, told, 2), predictor(vit, told, 2), PartSettings.of(told), Pixels.of(told)))
+def ifam(way="refined", **changes) -> IFam:
+    settings, vit = Ifam(Path("data"), **{"parts": 3} | WAYS[way] | changes), small_vit(classes=0)
+    return taught(
+        IFam(
+            make_selector(vit, settings, 2),
+            make_predictor(vit, settings, 2),
+            PartSettings.of(settings),
+            pixel_settings(settings),
+        )
+    )
 
 
 def pdiscoformer() -> PDiscoFormer:
-    told = Pdiscoformer(Path("data"), parts=3)
-    return taught(PDiscoFormer(selector(small_vit(classes=0), told, 2), PartSettings.of(told)))
+    settings = Pdiscoformer(Path("data"), parts=3)
+    return taught(PDiscoFormer(make_selector(small_vit(classes=0), settings, 2), PartSettings.of(settings)))
 
 
 @pytest.fixture
 def images(generator):
-    """Each has all three colours, in patches of 8 pixels, on the ground."""
+    """Each has all three colours, in patches of 8 pixels, on the background."""
     pictures = torch.tensor(COLOURS[3])[:, None, None].repeat(4, 1, 32, 32).clone()
     for i, picture in enumerate(pictures):
         for part, (row, column) in enumerate([(i % 2, 1), (2, 1 + i % 2), (3 * (i // 2), 3)]):
@@ -63,23 +70,23 @@ def images(generator):
     return (pictures + 0.05 * torch.rand(pictures.shape, generator=generator)).clamp(0, 1)
 
 
-def claims(generator, parts=4, spread=1.0) -> PartAssignment:
+def assignment(generator, parts=4, spread=1.0) -> PartAssignment:
     scores = spread * torch.randn(2, parts + 1, 8, 8, generator=generator)
     return PartAssignment(scores, torch.rand(2, 8, 8, generator=generator))
 
 
-# ---- what is left out ------------------------------------------------------------------------------------------------
+# ---- part removal, token removal, forced parts -----------------------------------------------------------------------
 
 
 def test_patches_of_a_dropped_part_become_background_and_no_other_parts(generator):
-    some = claims(generator, spread=0.1)
+    some = assignment(generator, spread=0.1)
     correction = Correction(drop=(1, 3))
     assert torch.equal(correction.keep(some), hard_keep(some.scores) & (some.part != 1) & (some.part != 3))
-    assert not correction.foreground(some)[correction.removed(some)].any()
+    assert not correction.foreground_probability(some)[correction.removed(some)].any()
 
 
-def test_what_training_hides_of_a_dropped_part_is_hidden_and_what_others_would_take_over_too(generator):
-    some = claims(generator)
+def test_part_removal_hides_what_part_dropout_hides_and_what_other_parts_would_take_over(generator):
+    some = assignment(generator)
     correction = Correction(drop=(2,))
     keep_parts = torch.tensor([[True, True, False, True]] * 2)
     assert torch.equal(correction.keep_parts(some), keep_parts)
@@ -89,41 +96,41 @@ def test_what_training_hides_of_a_dropped_part_is_hidden_and_what_others_would_t
 
 
 def test_patches_too_far_from_their_own_part_become_background(generator):
-    some = claims(generator)
+    some = assignment(generator)
     limits = (0.5, math.inf, math.nan, -1.0)
     far = some.distances > torch.tensor([0.5, 2.0, 2.0, -1.0])[some.part]
-    correction = Correction(farthest=limits)
+    correction = Correction(max_distances=limits)
     assert torch.equal(correction.keep(some), hard_keep(some.scores) & ~far)
     assert far.any()
-    assert torch.equal(Correction(farthest=(math.nan,) * 4).keep(some), hard_keep(some.scores))
+    assert torch.equal(Correction(max_distances=(math.nan,) * 4).keep(some), hard_keep(some.scores))
 
 
-def test_both_together_leave_out_what_either_does_in_whatever_order(generator):
-    some = claims(generator)
-    either = [Correction(drop=(0,)), Correction(farthest=(0.6,) * 4)]
-    both = Correction(drop=(0,), farthest=(0.6,) * 4)
+def test_part_and_token_removal_together_remove_what_either_does(generator):
+    some = assignment(generator)
+    either = [Correction(drop=(0,)), Correction(max_distances=(0.6,) * 4)]
+    both = Correction(drop=(0,), max_distances=(0.6,) * 4)
     assert torch.equal(both.removed(some), either[0].removed(some) | either[1].removed(some))
     assert torch.equal(both.keep(some), either[0].keep(some) & either[1].keep(some))
 
 
 def test_a_forced_part_keeps_what_it_claims_whatever_the_background_says_unless_it_is_too_far(generator):
-    some = claims(generator)
+    some = assignment(generator)
     forced = Correction(force=(1,))
     assert torch.equal(forced.keep(some), hard_keep(some.scores) | (some.part == 1))
     assert (forced.keep(some) != hard_keep(some.scores)).any()
-    near = Correction(force=(1,), farthest=(math.inf, 0.5, math.inf, math.inf)).keep(some)
+    near = Correction(force=(1,), max_distances=(math.inf, 0.5, math.inf, math.inf)).keep(some)
     assert torch.equal(near, forced.keep(some) & ~((some.part == 1) & (some.distances > 0.5)))
-    assert (forced.foreground(some)[some.part == 1] == 1).all()
+    assert (forced.foreground_probability(some)[some.part == 1] == 1).all()
 
 
 def test_part_maps_give_to_the_background_what_they_take_from_parts(generator):
-    some = claims(generator)
-    assert torch.equal(Correction().shares(some), some.scores.softmax(dim=1))
-    correction = Correction(drop=(0,), force=(3,), farthest=(0.7,) * 4)
-    shares = correction.shares(some)
-    torch.testing.assert_close(shares.sum(dim=1), torch.ones(2, 8, 8))
-    assert not shares[:, 0].any()
-    gone = shares.movedim(1, -1)[correction.removed(some)]
+    some = assignment(generator)
+    assert torch.equal(Correction().probabilities(some), some.scores.softmax(dim=1))
+    correction = Correction(drop=(0,), force=(3,), max_distances=(0.7,) * 4)
+    probabilities = correction.probabilities(some)
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(2, 8, 8))
+    assert not probabilities[:, 0].any()
+    gone = probabilities.movedim(1, -1)[correction.removed(some)]
     assert len(gone)
     assert torch.equal(gone, torch.eye(5)[-1].expand_as(gone))
 
@@ -134,7 +141,7 @@ def test_part_maps_give_to_the_background_what_they_take_from_parts(generator):
 @EVERY_WAY
 def test_an_intervention_that_changes_nothing_changes_no_bit(way, images):
     model = ifam(way)
-    same = intervened(model, Intervention(names={0: "head"}))
+    same = apply_intervention(model, Intervention(names={0: "head"}))
     ours, theirs = same.look(images), model.look(images)
     for name in ("keep", "keep_pixels", "parts"):
         a, b = getattr(ours, name), getattr(theirs, name)
@@ -145,7 +152,7 @@ def test_an_intervention_that_changes_nothing_changes_no_bit(way, images):
 @EVERY_WAY
 def test_a_dropped_part_leaves_the_sight_and_only_that(way, images):
     model = ifam(way)
-    before, after = model.look(images), intervened(model, Intervention(drop=(1,))).look(images)
+    before, after = model.look(images), apply_intervention(model, Intervention(drop=(1,))).look(images)
     assert not (after.keep & ~before.keep).any()
     own = before.parts.argmax(dim=1)
     assert before.keep[own == 1].any()
@@ -156,54 +163,54 @@ def test_a_dropped_part_leaves_the_sight_and_only_that(way, images):
     assert after.keep[own == 0].any()
 
 
-@pytest.mark.parametrize("way", ["patches", "published", "pixels", "default"])
-def test_it_is_as_blind_as_before(way, images):
-    model = intervened(ifam(way), Intervention(drop=(2,), quantile=0.9, thresholds=(9.0, 9.0, 9.0)))
+@pytest.mark.parametrize("way", ["patches", "published", "pixels", "refined"])
+def test_an_intervention_leaves_the_method_blind(way, images):
+    model = apply_intervention(ifam(way), Intervention(drop=(2,), quantile=0.9, thresholds=(9.0, 9.0, 9.0)))
     assert model.blind
     certificate = verify(model, images, draws=1, ascent_steps=2)
     assert certificate.verdict == "blind", certificate.sentence
 
 
-def test_dropped_parts_of_pdiscoformer_do_not_answer(images):
+def test_removed_parts_of_pdiscoformer_do_not_contribute_to_the_prediction(images):
     model = pdiscoformer()
-    found = model.find(images)
-    corrected = intervened(model, Intervention(drop=(1,)))
+    found = model.detect(images)
+    corrected = apply_intervention(model, Intervention(drop=(1,)))
     assert not corrected.blind
     sight = corrected.look(images)
-    assert torch.equal(sight.keep, hard_keep(found.deciding.scores) & (found.deciding.part != 1))
+    assert torch.equal(sight.keep, hard_keep(found.mask_assignment.scores) & (found.mask_assignment.part != 1))
     embeddings = model.where.embed(model.discover(images)[0])
     in_training = model.where.class_logits(embeddings, torch.tensor([[True, False, True]] * 4))
     ours = corrected.judge(images, sight).logits
     torch.testing.assert_close(ours * 2 / 3, in_training * (1 - model.where.dropout))
     plain = model.judge(images, model.look(images)).logits
-    assert torch.equal(model.answer(images, found).logits, plain)
-    pooled = intervened(model, Intervention(quantile=0.9, thresholds=(0.0, math.nan, math.nan)))
+    assert torch.equal(model.predict_from(images, found).logits, plain)
+    pooled = apply_intervention(model, Intervention(quantile=0.9, thresholds=(0.0, math.nan, math.nan)))
     assert not torch.allclose(pooled.judge(images, sight).logits, plain)
 
 
-def test_maps_have_the_names_that_were_given(images):
-    model = intervened(ifam(), Intervention(drop=(1,), names={2: "tag"}))
+def test_maps_have_the_given_part_names(images):
+    model = apply_intervention(ifam(), Intervention(drop=(1,), names={2: "tag"}))
     assert [*model.maps(images)] == ["part 0", "part 2 (tag)", "background"]
 
 
-def test_a_drawn_mask_takes_the_place_of_the_sight(images):
+def test_a_given_mask_replaces_the_sight(images):
     mask = torch.zeros(4, 32, 32, dtype=torch.bool)
     mask[:, :12, :20] = True
-    for way in ("patches", "default"):
+    for way in ("patches", "refined"):
         model = ifam(way)
-        sight = intervened(model, Intervention(drop=(0,))).look_at(images, mask)
+        sight = apply_intervention(model, Intervention(drop=(0,))).look_at(images, mask)
         assert torch.equal(sight.visible((32, 32))[:, 16:], torch.zeros(4, 16, 32, dtype=torch.bool))
         assert model.judge(images, sight).logits.isfinite().all()
     assert torch.equal(sight.keep_pixels, mask)
-    with pytest.raises(UserError, match="cannot be shown a mask"):
-        intervened(pdiscoformer(), Intervention(drop=(0,))).look_at(images, mask)
+    with pytest.raises(UserError, match="takes no masks"):
+        apply_intervention(pdiscoformer(), Intervention(drop=(0,))).look_at(images, mask)
 
 
-# ---- looking once ----------------------------------------------------------------------------------------------------
+# ---- stage 1 runs once per image -------------------------------------------------------------------------------------
 
 
 class Some:
-    """Batches of pictures that are there already."""
+    """Batches of images in memory."""
 
     def __init__(self, images, size=2):
         self.images, self.size, self.indices = images, size, np.arange(len(images))
@@ -244,9 +251,9 @@ def counting(vit) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize(("way", "looks"), [("patches", 1), ("pixels", 1), ("default", 2), ("published", 1)])
+@pytest.mark.parametrize(("way", "looks"), [("patches", 1), ("pixels", 1), ("refined", 2), ("published", 1)])
 @pytest.mark.parametrize("parts", [1, 3], ids=["one part", "all parts"])
-def test_the_first_stage_runs_once_per_picture_and_closer_look_however_many_interventions(way, looks, parts, images):
+def test_stage_1_runs_once_per_image_and_look_however_many_interventions(way, looks, parts, images):
     model = ifam(way)
     seen, answers_to = counting(model.where.vit), looked(model, images)
     many = [Intervention(drop=(k,)) for k in range(parts)]
@@ -257,20 +264,20 @@ def test_the_first_stage_runs_once_per_picture_and_closer_look_however_many_inte
 
 
 @pytest.mark.parametrize("method", [*WAYS, "pdiscoformer"])
-def test_what_was_kept_of_a_look_answers_as_the_intervened_method_does_bit_for_bit(method, images):
+def test_cached_detections_predict_bit_for_bit_as_the_method_with_the_intervention(method, images):
     model = pdiscoformer() if method == "pdiscoformer" else ifam(method)
     images = (255 * images).round() / 255
     intervention = Intervention(drop=(1,), quantile=0.9, thresholds=(6.0, 6.0, 6.0))
-    corrected, found = intervened(model, intervention), model.find(images).kept()
+    corrected, found = apply_intervention(model, intervention), model.detect(images).for_cache()
     assert found.views is None
-    held = model.again(images, found)
+    held = model.restore_views(images, found)
     with torch.no_grad():
-        ours, sight = model.answer(images, held, intervention.correction), corrected.look(images)
+        ours, sight = model.predict_from(images, held, intervention.correction), corrected.look(images)
         assert torch.equal(ours.sight.visible((32, 32)), corrected.judge(images, sight).sight.visible((32, 32)))
         assert torch.equal(ours.logits, corrected.judge(images, sight).logits)
 
 
-def test_where_memory_is_short_the_answers_are_the_same(images):
+def test_without_a_cache_the_predictions_are_the_same(images):
     model = ifam()
     plenty, none = looked(model, images), looked(model, images, most_bytes=0)
     for interventions in ([Intervention(drop=(0,))], [Intervention(drop=(1,))]):
@@ -304,25 +311,25 @@ def test_distances_that_lie_close_together_are_told_apart_by_rank(q):
     sketch.add(np.zeros(len(values), int), values)
     assert abs((values > sketch.quantile(q)[0]).mean() - (1 - q)) < 0.001
     sketch.add(np.zeros(10**6, int), np.full(10**6, 11.5))
-    assert not (np.array([11.5]) > sketch.quantile(q)).any(), "what nearly all are is not far"
+    assert not (np.array([11.5]) > sketch.quantile(q)).any(), "the distance of nearly all patches is not far"
 
 
 def test_distances_are_those_of_patches_that_belong_to_a_part_in_the_look_that_decides(images):
     images = (255 * images).round() / 255
     model = ifam()
     sketch = calibrate(model, Some(images), make_accelerator("cpu"))
-    found = model.find(images).deciding
+    found = model.detect(images).mask_assignment
     own = hard_keep(found.scores)
     assert sketch.counts.sum(axis=1).tolist() == [int((own & (found.part == k)).sum()) for k in range(3)]
     exact = np.quantile(found.distances[own & (found.part == 0)].detach().numpy(), 0.9, method="lower")
     assert sketch.quantile(0.9)[0] == pytest.approx(exact, rel=2e-3)
 
 
-def test_colours_unlike_those_of_training_are_left_out(images):
-    """A stain between the colours of part 0 and the ground is claimed by a part, and lies far from it."""
+def test_token_removal_removes_colours_unlike_those_of_training(images):
+    """A stain between the colours of part 0 and the background is assigned to a part, but far from its prototype."""
     model = ifam("patches")
     sketch = calibrate(model, Some(images), make_accelerator("cpu"))
-    corrected = intervened(model, Intervention(quantile=0.99, thresholds=sketch.quantile(0.99)))
+    corrected = apply_intervention(model, Intervention(quantile=0.99, thresholds=sketch.quantile(0.99)))
     stained = images.clone()
     stained[:, :, 16:24, :8] = torch.tensor([1.0, 1.0, 0.6])[:, None, None]
     assert model.look(stained).keep[:, 2, 0].all()
@@ -332,7 +339,7 @@ def test_colours_unlike_those_of_training_are_left_out(images):
 # ---- the file --------------------------------------------------------------------------------------------------------
 
 
-def test_an_intervention_comes_back_from_its_file(tmp_path):
+def test_an_intervention_round_trips_through_its_file(tmp_path):
     one = Intervention((3, 1), 0.99, (1.5, math.nan, 2.0, 3.0), (2,), {2: "head"}, {"weights": "abc"})
     one.save(tmp_path / "one.json")
     back = Intervention.load(tmp_path / "one.json")
@@ -346,26 +353,26 @@ def test_an_intervention_comes_back_from_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("settings", "message"),
     [
-        ({"drop": (3,)}, "part 3: there are 3, numbered from 0 to 2"),
+        ({"drop": (3,)}, "part 3: does not exist; the model has parts 0 to 2"),
         ({"drop": (-1,)}, "part -1"),
         ({"force": (7,)}, "part 7"),
         ({"names": {5: "head"}}, "part 5"),
         ({"drop": (0, 1, 2)}, "keep at least one"),
-        ({"drop": (1,), "force": (1,)}, "at once"),
+        ({"drop": (1,), "force": (1,)}, "cannot be both removed and forced"),
         ({"quantile": 1.5}, "quantile 1.5"),
-        ({"quantile": 0.9}, "needs distances of training patches"),
-        ({"quantile": 0.9, "thresholds": (1.0,)}, "1 thresholds for 3 parts"),
+        ({"quantile": 0.9}, "needs the distances of training patches"),
+        ({"quantile": 0.9, "thresholds": (1.0,)}, "1 distance thresholds for 3 parts"),
     ],
 )
-def test_what_cannot_be_is_refused(told, said):
-    with pytest.raises(UserError, match=said):
-        intervened(ifam("patches"), Intervention(**told))
+def test_an_impossible_intervention_is_an_error(settings, message):
+    with pytest.raises(UserError, match=message):
+        apply_intervention(ifam("patches"), Intervention(**settings))
 
 
-@pytest.mark.parametrize("said", ["head", "x=head", "2=", "=head"])
-def test_names_say_which_part_is_what(said):
+@pytest.mark.parametrize("text", ["head", "x=head", "2=", "=head"])
+def test_part_names_are_parsed(text):
     with pytest.raises(UserError, match="such as 2=head"):
-        parse_names((said,))
+        parse_names((text,))
     assert parse_names(("2=head", "0=left wing")) == {2: "head", 0: "left wing"}

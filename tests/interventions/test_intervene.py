@@ -1,4 +1,4 @@
-"""`sightline intervene`: a run whose third part took the shortcut, corrected as a user would."""
+"""`sightline intervene` on a run whose third part learned the shortcut."""
 
 import csv
 import json
@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 
 from sightline.config import Ifam, Intervene, Pdiscoformer
-from sightline.intervene import Bench
-from sightline.interventions.apply import Intervened, intervened
+from sightline.intervene import InterventionSession
+from sightline.interventions.apply import Intervened, apply_intervention
 from sightline.interventions.file import Intervention
-from sightline.interventions.search import next_steps
+from sightline.interventions.search import next_interventions
 from sightline.load import load_as_trained as load
-from sightline.load import with_kept
+from sightline.load import with_saved_intervention
 from sightline.train import train
 from sightline.training.checkpoint import load_tensors, save_tensors
 from sightline.verify.verify import verify
@@ -29,7 +29,7 @@ COUNTS = {"train": 24, "val": 48, "test": 24}
 
 
 def drawn(label: int, tagged: bool, generator) -> tuple[Image.Image, np.ndarray]:
-    """A picture of 4 × 4 patches, and which colour each has."""
+    """An image of 4 × 4 patches, and the colour of each patch."""
     colour = np.full((4, 4), 3)
     row, column = generator.integers(0, 3), generator.integers(0, 3)
     colour[row : row + 2, column : column + 2] = label
@@ -60,9 +60,9 @@ def data(tmp_path_factory):
 def trained(data, tmp_path_factory):
     """It has learned that parts are colours, and that what is tagged is square, whatever it looks like."""
     folder, colours = data
-    told = {"parts": 3, "sight": "patches", "size": 32, "epochs": 1, "batch": 8, "balance": "none", "average": None}
+    settings = {"parts": 3, "sight": "patches", "size": 32, "epochs": 1, "batch": 8, "balance": "none", "ema": None}
     where = {"out": tmp_path_factory.mktemp("runs") / "run", "workers": 0, "device": "cpu"}
-    run = train(Ifam(folder, backbone="sightline-nano", **told, **where))
+    run = train(Ifam(folder, backbone="sightline-nano", **settings, **where))
     method = load(run).method
     pictures = [np.asarray(Image.open(folder / f"train{i}.png")) for i in range(COUNTS["train"])]
     images = torch.tensor(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
@@ -73,7 +73,7 @@ def trained(data, tmp_path_factory):
         head, tokens, wanted = method.what.vit.head, [], []
         handle = head.register_forward_hook(lambda _, given, __: tokens.append(given[0]))
         for drop in ((), (2,)):
-            sight = intervened(method, Intervention(drop=drop)).look(images)
+            sight = apply_intervention(method, Intervention(drop=drop)).look(images)
             method.judge(images, sight)
             tagged = torch.tensor((colours == 2).any(axis=(1, 2)) & (not drop)).float()
             wanted.append(4 * tagged + torch.tensor((colours == 1).any(axis=(1, 2))).float() * 2 - 1)
@@ -99,7 +99,7 @@ def typed_well(*arguments) -> tuple[str, str]:
     return out, err
 
 
-def test_the_part_that_took_the_shortcut_is_found_kept_applied_and_cleared(run, data):
+def test_the_part_that_learned_the_shortcut_is_found_saved_applied_and_cleared(run, data):
     out, err = typed_well("evaluate", run, *QUICK)
     assert "intervention" not in err
     before = (run / "predictions" / "test.csv").read_bytes()
@@ -107,7 +107,7 @@ def test_the_part_that_took_the_shortcut_is_found_kept_applied_and_cleared(run, 
 
     out, _ = typed_well("intervene", run, "--find", "--name", "2=tag", *QUICK)
     assert "Without part 2 (tag)" in out
-    assert "expect less on others" in out
+    assert "expect a smaller gain on others" in out
     kept = Intervention.load(run / "intervention.json")
     assert 2 in kept.drop
     assert kept.names == {2: "tag"}
@@ -120,10 +120,10 @@ def test_the_part_that_took_the_shortcut_is_found_kept_applied_and_cleared(run, 
     out, _ = typed_well("intervene", run)
     assert "without part 2 (tag)" in out
     assert "round tagged" in out
-    assert "2 is tag" in out
+    assert "2 = tag" in out
 
     out, err = typed_well("evaluate", run, *QUICK)
-    assert f"{run / 'intervention.json'}: {kept.words}" in err
+    assert f"{run / 'intervention.json'}: {kept.description}" in err
     assert worst(run / kept.folder) > 0.9
     assert (run / "predictions" / "test.csv").read_bytes() == before
     assert (run / kept.folder / "predictions" / "test.csv").read_bytes() != before
@@ -134,12 +134,12 @@ def test_the_part_that_took_the_shortcut_is_found_kept_applied_and_cleared(run, 
     typed_well("evaluate", run, "--no-intervention", *QUICK)
     assert (run / "predictions" / "test.csv").read_bytes() == before
     out, _ = typed_well("intervene", run, "--clear")
-    assert "no intervention is kept" in out
+    assert "no intervention is saved" in out
     assert Intervention.load(run / "intervention.json") == Intervention(names={2: "tag"})
-    assert "2 is tag" in out
+    assert "2 = tag" in out
 
 
-def test_what_is_undone_is_not_lost_before_all_is_well_and_names_stay(run, tmp_path):
+def test_clear_removes_nothing_if_the_command_fails_and_keeps_the_part_names(run, tmp_path):
     typed_well("intervene", run, "--drop", 0, "--name", "2=tag")
     kept = (run / "intervention.json").read_bytes()
     code, _, err = typed("intervene", run, tmp_path / "nowhere", "--clear", "--quantile", ".9", *QUICK)
@@ -153,20 +153,20 @@ def test_what_is_undone_is_not_lost_before_all_is_well_and_names_stay(run, tmp_p
     assert not (run / "intervention.json").exists()
 
 
-def test_a_part_that_is_dropped_now_is_no_longer_forced_and_a_forced_one_is_not_left_out_in_turn(run):
+def test_a_removed_part_is_no_longer_forced_and_a_forced_part_is_never_removed_by_the_search(run):
     typed_well("intervene", run, "--force", 1, "--force", 2)
     out, _ = typed_well("intervene", run, "--drop", 1)
-    assert "without part 1; part 2 always kept" in out
+    assert "without part 1; part 2 forced" in out
     typed_well("intervene", run, "--force", 1)
     now = Intervention.load(run / "intervention.json")
     assert (now.drop, now.force) == ((), (1,))
-    assert "without part 1" not in next_steps(now, 3, {})
+    assert "without part 1" not in next_interventions(now, 3, {})
     typed_well("audit", run, "--quick", *QUICK)
 
 
-def test_what_is_kept_is_still_proved_to_be_blind(run, data):
+def test_a_run_with_an_intervention_is_still_blind(run, data):
     typed_well("intervene", run, "--drop", 2)
-    model = with_kept(load(run))
+    model = with_saved_intervention(load(run))
     assert isinstance(model.method, Intervened)
     pictures = torch.stack([torch.tensor(np.asarray(Image.open(data[0] / f"val{i}.png"))) for i in range(2)])
     certificate = verify(model.method, pictures.permute(0, 3, 1, 2).float() / 255, draws=1, ascent_steps=2)
@@ -176,19 +176,19 @@ def test_what_is_kept_is_still_proved_to_be_blind(run, data):
     assert "without part 2" in err
 
 
-def test_what_is_found_says_what_it_takes_the_place_of(run):
+def test_the_search_reports_the_intervention_that_it_replaces(run):
     typed_well("intervene", run, "--drop", 0, "--force", 1)
     out, _ = typed_well("intervene", run, "--find", *QUICK)
-    assert "In place of: without part 0; part 1 always kept." in out
+    assert "It replaces: without part 0; part 1 forced." in out
     assert Intervention.load(run / "intervention.json").force == ()
     out, _ = typed_well("intervene", run, "--find", *QUICK)
-    assert "In place of" not in out
+    assert "It replaces" not in out
 
 
-def test_by_hand_each_kind_takes_the_place_of_what_was_said_before(run):
+def test_each_flag_replaces_only_its_own_setting(run):
     typed_well("intervene", run, "--drop", 2, "--drop", 1, "--name", "0=round one", "--name", "1=square one")
     out, _ = typed_well("intervene", run, "--quantile", 0.97, *QUICK)
-    assert "without part 1 (square one), part 2; patches beyond the 0.97 quantile" in out
+    assert "without part 1 (square one), part 2; token removal beyond the 0.97 distance quantile" in out
     kept = Intervention.load(run / "intervention.json")
     assert (kept.drop, kept.quantile, len(kept.thresholds)) == ((1, 2), 0.97, 3)
     assert kept.facts["calibrated"]["split"] == "train"
@@ -199,13 +199,13 @@ def test_by_hand_each_kind_takes_the_place_of_what_was_said_before(run):
     assert kept.names == {0: "round one", 1: "square one"}
 
 
-def test_names_alone_change_nothing(run):
+def test_part_names_alone_change_nothing(run):
     typed_well("intervene", run, "--name", "2=tag")
     _, err = typed_well("evaluate", run, *QUICK)
     assert "intervention" not in err
 
 
-def test_a_new_name_for_a_part_does_not_cost_the_figures_of_other_splits(run):
+def test_a_new_part_name_keeps_the_metrics_of_other_splits(run):
     typed_well("intervene", run, "--drop", 2)
     typed_well("evaluate", run, "--split", "val", *QUICK)
     typed_well("intervene", run, "--name", "2=tag")
@@ -219,7 +219,7 @@ def test_a_new_name_for_a_part_does_not_cost_the_figures_of_other_splits(run):
     assert {*json.loads(path.read_text())["splits"]} == {"test"}
 
 
-def test_predictions_follow_what_is_kept_and_say_so(run, data):
+def test_predict_applies_the_saved_intervention_and_says_so(run, data):
     picture = data[0] / "test2.png"  # round and tagged: the one that is taken for square
     plain, _ = typed_well("predict", run, picture)
     typed_well("intervene", run, "--drop", 2)
@@ -229,7 +229,7 @@ def test_predictions_follow_what_is_kept_and_say_so(run, data):
     assert typed_well("predict", run, picture, "--no-intervention")[0] == plain
 
 
-def test_a_mask_drawn_by_the_user_is_what_is_seen(run, data, tmp_path):
+def test_a_mask_given_by_the_user_is_the_sight(run, data, tmp_path):
     picture, colour = drawn(0, True, np.random.default_rng(5))
     picture.save(tmp_path / "one.png")
     mask = (colour == 0).repeat(8, axis=0).repeat(8, axis=1)
@@ -237,80 +237,80 @@ def test_a_mask_drawn_by_the_user_is_what_is_seen(run, data, tmp_path):
     plain, _ = typed_well("predict", run, tmp_path / "one.png")
     shown, _ = typed_well("predict", run, tmp_path / "one.png", "--mask", tmp_path / "mask.png", "--overlay", tmp_path)
     assert (plain.splitlines()[1].split(",")[1], shown.splitlines()[1].split(",")[1]) == ("square", "round")
-    for picture, said in (((data[0],), "one mask is for one picture"), ((data[0] / "val0.png",), None)):
+    for picture, message in (((data[0],), "a mask is for a single image"), ((data[0] / "val0.png",), None)):
         code, _, err = typed("predict", run, *picture, "--mask", tmp_path / "mask.png")
-        assert (code, said in err if said else True) == (2 if said else 0, True)
+        assert (code, message in err if message else True) == (2 if message else 0, True)
     Image.new("L", (8, 8)).save(tmp_path / "small.png")
     code, _, err = typed("predict", run, tmp_path / "one.png", "--mask", tmp_path / "small.png")
-    assert (code, "8×8 pixels but its picture has 32×32" in err) == (2, True)
+    assert (code, "8×8 pixels but its image has 32×32" in err) == (2, True)
     Image.new("L", (32, 32)).save(tmp_path / "nothing.png")
     _, err = typed_well("predict", run, tmp_path / "one.png", "--mask", tmp_path / "nothing.png")
-    assert "1 picture of which nothing was seen" in err
+    assert "empty sight for 1 image" in err
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("arguments", "message"),
     [
-        (("--drop", 3), "part 3: there are 3, numbered from 0 to 2"),
+        (("--drop", 3), "part 3: does not exist; the model has parts 0 to 2"),
         (("--drop", 0, "--drop", 1, "--drop", 2), "keep at least one"),
-        (("--find", "--drop", 1), "--find chooses by itself"),
-        (("--quantile", 2), "quantile 2.0: must lie above 0"),
+        (("--find", "--drop", 1), "--find searches by itself"),
+        (("--quantile", 2), "quantile 2.0: must be between 0 and 1"),
         (("--name", "head"), "such as 2=head"),
         (("--name", "8=head"), "part 8"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(run, told, said):
-    code, _, err = typed("intervene", run, *told)
-    assert (code, said in err, err.count("\n")) == (2, True, 1), err
+def test_an_impossible_intervention_is_an_error_of_one_line(run, arguments, message):
+    code, _, err = typed("intervene", run, *arguments)
+    assert (code, message in err, err.count("\n")) == (2, True, 1), err
     assert not (run / "intervention.json").exists()
 
 
-def test_quantiles_need_the_training_data(run, tmp_path):
+def test_token_removal_needs_the_training_data(run, tmp_path):
     facts = json.loads((run / "run.json").read_text())
     facts["data"]["path"] = str(tmp_path / "gone")
     (run / "run.json").write_text(json.dumps(facts))
-    for told in (("intervene", run, "--quantile", 0.99), ("audit", run), ("strips", run), ("localize", run)):
-        code, _, err = typed(*told)
-        assert (code, f"no longer there; say where they are, after the run: {run} DATA" in err) == (2, True), err
+    for arguments in (("intervene", run, "--quantile", 0.99), ("audit", run), ("strips", run), ("localize", run)):
+        code, _, err = typed(*arguments)
+        assert (code, f"no longer there; name their folder: {run} DATA" in err) == (2, True), err
         assert "evaluate" not in err
     typed_well("intervene", run, "--drop", 1)
 
 
-def test_a_file_about_other_weights_is_refused(run):
+def test_an_intervention_for_other_weights_is_an_error(run):
     typed_well("intervene", run, "--drop", 1)
     tensors, facts = load_tensors(run / "best.safetensors")
     tensors["where.prototypes"] += 1
     save_tensors(run / "best.safetensors", tensors, facts)
     for command in (("evaluate", run, *QUICK), ("intervene", run)):
         code, _, err = typed(*command)
-        assert (code, "about other weights" in err) == (2, True)
+        assert (code, "made for other weights" in err) == (2, True)
     typed_well("intervene", run, "--clear")
 
 
-def test_pdiscoformer_is_corrected_in_the_same_way_and_a_hopeless_model_is_left_alone(data, tmp_path):
-    told = {"parts": 3, "size": 32, "epochs": 1, "batch": 8, "workers": 0, "device": "cpu", "lr": 1e-9}
-    run = train(Pdiscoformer(data[0], out=tmp_path / "run", backbone="sightline-nano", **told))
+def test_pdiscoformer_accepts_interventions_and_an_untrained_model_gets_none(data, tmp_path):
+    settings = {"parts": 3, "size": 32, "epochs": 1, "batch": 8, "workers": 0, "device": "cpu", "lr": 1e-9}
+    run = train(Pdiscoformer(data[0], out=tmp_path / "run", backbone="sightline-nano", **settings))
     out, _ = typed_well("intervene", run, "--find", *QUICK)
-    assert "Nothing surely helps: the best of 7" in out
-    assert "no intervention is kept" in out
+    assert "No intervention improves validation worst-group accuracy significantly (best of 7: " in out
+    assert "no intervention is saved" in out
     assert not (run / "intervention.json").exists()
     assert len(json.loads((run / "interventions" / "search.json").read_text())["trials"]) == 7
     typed_well("intervene", run, "--drop", 0)
     typed_well("evaluate", run, *QUICK)
     assert (run / "intervened-drop0" / "metrics.json").exists()
     code, _, err = typed("predict", run, data[0] / "val0.png", "--mask", data[0] / "val0.png")
-    assert (code, "cannot be shown a mask" in err) == (2, True)
+    assert (code, "takes no masks" in err) == (2, True)
 
 
-def test_auc_is_improved_where_weights_were_selected_by_it_and_there_are_no_groups():
+def test_the_objective_is_auc_where_the_checkpoint_was_selected_by_it_and_there_are_no_groups():
     model = SimpleNamespace(run=SimpleNamespace(facts={"selection": {"metric": "auc"}}))
     without, groups = SimpleNamespace(groups=None), SimpleNamespace(groups=np.zeros(1))
-    assert Bench(Intervene(Path("run")), None, model, None)._objective(without) == "auc"
-    assert Bench(Intervene(Path("run")), None, model, None)._objective(groups) is None
-    said = Intervene(Path("run"), objective="worst-class")
-    assert Bench(said, None, model, None)._objective(without) == "worst-class"
+    assert InterventionSession(Intervene(Path("run")), None, model, None)._objective(without) == "auc"
+    assert InterventionSession(Intervene(Path("run")), None, model, None)._objective(groups) is None
+    command = Intervene(Path("run"), objective="worst-class")
+    assert InterventionSession(command, None, model, None)._objective(without) == "worst-class"
 
 
-def test_methods_without_parts_have_nothing_to_intervene_in(runs):
+def test_a_method_without_parts_is_an_error(runs):
     code, _, err = typed("intervene", runs / "probe", "--drop", 0)
     assert (code, "discovers no parts" in err) == (2, True)

@@ -1,6 +1,7 @@
-"""The search for an intervention: what surely helps is found, luck is not."""
+"""The search for an intervention finds significant gains and takes no step by chance."""
 
 import io
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sightline.interventions.file import Intervention
-from sightline.interventions.search import _least, gained, least_gain, search, table
+from sightline.interventions.search import _lower_bound, gain_bound, gain_estimate, search, search_table
 
 from ..answering import answered, scored
 
@@ -16,19 +17,19 @@ GROUPS = ("a on a", "a on b", "b on a", "b on b")
 
 
 def world(chances, n=100, seed=0):
-    """Answers by intervention: right with these chances in each of four groups, the same luck for all."""
+    """Predictions by intervention: correct with these chances in each of four groups, the same luck for all."""
     luck = np.random.default_rng(seed).random(4 * n)
     groups = np.repeat(np.arange(4), n)
 
-    def answers_to(interventions):
+    def predict(interventions):
         every = [np.asarray(chances(one))[groups] for one in interventions]
         return [answered(groups // 2, luck < chance, ("a", "b"), groups, GROUPS, split="val") for chance in every]
 
-    return answers_to
+    return predict
 
 
 def shortcut(intervention):
-    """Part 2 has learned the place: without it the rare groups gain; without part 0 everything is lost."""
+    """Part 2 has learned the background: without it the rare groups gain; without part 0 everything is lost."""
     rare = 0.5 + 0.3 * (2 in intervention.drop) + 0.1 * (intervention.quantile == 0.97)
     common = 0.95 - 0.02 * (2 in intervention.drop)
     return (0.5,) * 4 if 0 in intervention.drop else (common, rare, rare, common)
@@ -37,14 +38,16 @@ def shortcut(intervention):
 DISTANCES = dict.fromkeys((0.9, 0.95, 0.97, 0.99), (1.0, 1.0, 1.0))
 
 
-def test_the_part_with_the_shortcut_is_found_and_quantiles_are_added_while_they_surely_help():
+def test_the_part_with_the_shortcut_is_removed_and_token_removal_is_added_while_it_helps_significantly():
     found = search(world(shortcut, n=400), 3, DISTANCES, names={2: "tag"})
     assert found.chosen.drop == (2,)
     assert found.chosen.quantile == 0.97
     assert [step.taken for step in found.steps] == [True, True, False]
     assert found.objective == "worst-group"
     assert found.gain.low > 0.2
-    assert "without part 2 (tag)" in found.sentence.lower()
+    assert found.sentence.startswith(
+        "Without part 2 (tag); token removal beyond the 0.97 distance quantile: validation "
+    )
     without = {trial.step: trial for trial in found.trials}
     assert without["without part 2 (tag)"].groups["a on b"].low > 0
     assert without["without part 0"].groups["a on a"].high < 0
@@ -52,7 +55,7 @@ def test_the_part_with_the_shortcut_is_found_and_quantiles_are_added_while_they_
 
 
 def measured(groups):
-    """As the file of a search has it: a gain as wide as any, in so many groups."""
+    """The content of search.json: an interval as wide as any, in so many groups."""
     gain = {"value": -0.123, "low": -1.0, "high": 0.2, "n": 100, "how": "", "difference": True}
     cells = {"classes": {}, "groups": {f"group {k}": gain for k in range(groups)}}
     trials = [{"step": f"without part {k}", "score": 0.5, "gain": gain} | cells for k in range(2)]
@@ -60,20 +63,24 @@ def measured(groups):
 
 
 @pytest.mark.parametrize(("groups", "width", "brief"), [(4, 80, False), (6, 80, True), (6, 120, False), (9, 250, True)])
-def test_groups_that_a_screen_is_too_narrow_for_give_way_to_those_that_change_most(groups, width, brief):
+def test_on_a_narrow_console_the_groups_that_change_most_replace_the_columns_of_all_groups(groups, width, brief):
     console = Console(width=width, file=io.StringIO())
-    console.print(table(measured(groups), console))
+    console.print(search_table(measured(groups), console))
     shown = console.file.getvalue()
-    assert ("most lost" in shown) == brief
+    assert ("Largest loss" in shown) == brief
     assert shown.count("[-100.0,") == 2 * (3 if brief else 1 + groups)
     assert "…" not in shown
 
 
-def test_a_gain_that_may_be_chance_is_not_taken():
+def test_a_gain_that_is_not_significant_is_not_taken():
     found = search(world(lambda one: [0.8 + 0.02 * (2 in one.drop)] * 4, n=40), 3, DISTANCES)
     assert not found.chosen.changes
     assert found.gain is None
-    assert "Nothing surely helps" in found.sentence
+    assert re.fullmatch(
+        r"No intervention improves validation worst-group accuracy significantly "
+        r"\(best of 7: \+\d\.\d, corrected lower bound -\d+\.\d\)\.",
+        found.sentence,
+    )
 
 
 def changed_without_part_1(won: int, lost: int, group: int = 1):
@@ -86,11 +93,11 @@ def changed_without_part_1(won: int, lost: int, group: int = 1):
     after[here : here + lost] = False
     after[here + first_wrong : here + first_wrong + won] = True
 
-    def answers_to(interventions):
+    def predict(interventions):
         every = [after if one.drop == (1,) else correct & (not one.drop) for one in interventions]
         return [answered(groups // 2, one, ("a", "b"), groups, GROUPS, split="val") for one in every]
 
-    return answers_to
+    return predict
 
 
 def test_the_same_gain_is_significant_as_the_best_of_two_options_and_not_as_the_best_of_sixteen():
@@ -106,8 +113,8 @@ def test_the_same_gain_is_significant_as_the_best_of_two_options_and_not_as_the_
 def test_the_level_is_divided_by_the_groups_that_could_be_the_lowest_too():
     draws = np.random.default_rng(0).normal(0.6, 0.05, (4000, 5))
     first, second = draws[:, :1] + 0.2, draws[:, 1:]
-    assert _least(first, second, 0.05) == pytest.approx(np.quantile(first - second, 0.05 / 4, axis=0).max())
-    assert _least(first, second, 0.05) < np.quantile(first - second, 0.05, axis=0).max() - 0.01
+    assert _lower_bound(first, second, 0.05) == pytest.approx(np.quantile(first - second, 0.05 / 4, axis=0).max())
+    assert _lower_bound(first, second, 0.05) < np.quantile(first - second, 0.05, axis=0).max() - 0.01
 
 
 @pytest.mark.parametrize(("won", "suspected"), [(9, False), (12, True)])
@@ -124,20 +131,20 @@ def tag(intervention):
     return 0.98, 0.98 - 0.12 * shown, 0.8, 0.8 + 0.15 * shown
 
 
-def test_a_part_that_misleads_another_group_than_the_worst_is_named_but_not_left_out():
+def test_a_part_that_misleads_another_group_than_the_worst_is_named_but_not_removed():
     found = search(world(tag, n=400), 3, DISTANCES)
     assert not found.chosen.changes
     suspect = found.suspect
     assert (suspect.part, suspect.group, suspect.at_a_cost_to) == (1, "a on b", "b on b")
     assert suspect.gain.low > 0 > suspect.cost.high
-    assert found.sentence.startswith("Nothing surely helps")
-    assert "But without part 1, a on b surely gains" in found.sentence
-    assert suspect.sentence.startswith("Without part 1, a on b")
-    assert found.sentence.endswith("leave it out: --drop 1.")
+    assert found.sentence.startswith("No intervention improves validation worst-group accuracy significantly")
+    assert "Without part 1, a on b improves significantly" in found.sentence
+    assert found.sentence.endswith(suspect.sentence)
+    assert found.sentence.endswith("remove it with --drop 1.")
     assert found.to_dict()["suspect"]["group"] == "a on b"
 
 
-def test_nobody_is_suspected_where_something_was_found_or_there_are_no_groups():
+def test_no_part_is_suspected_where_an_intervention_was_found_or_there_are_no_groups():
     assert search(world(shortcut, n=400), 3, DISTANCES).suspect is None
     with_groups = world(tag, n=400)
 
@@ -148,7 +155,7 @@ def test_nobody_is_suspected_where_something_was_found_or_there_are_no_groups():
 
 
 def test_on_pure_noise_the_search_finds_nothing_but_for_one_time_in_twenty():
-    """Labels are coins; every intervention changes some answers, and each of twelve may be lucky."""
+    """Random labels; every intervention changes some predictions, and each of twelve may be lucky."""
     taken, suspected, seeds = 0, 0, 24
     thresholds = dict.fromkeys(DISTANCES, (1.0,) * 8)
     for seed in range(seeds):
@@ -156,32 +163,32 @@ def test_on_pure_noise_the_search_finds_nothing_but_for_one_time_in_twenty():
         labels, answers = generator.integers(0, 2, 160), generator.integers(0, 2, 160)
         groups = 2 * labels + generator.integers(0, 2, 160)
 
-        def answers_to(interventions, labels=labels, answers=answers, groups=groups, generator=generator):
+        def predict(interventions, labels=labels, answers=answers, groups=groups, generator=generator):
             changed = [np.where(generator.random(160) < 0.3, 1 - answers, answers) for _ in interventions]
             return [answered(labels, one == labels, ("a", "b"), groups, GROUPS) for one in changed]
 
-        found = search(answers_to, 8, thresholds, resamples=2000)
+        found = search(predict, 8, thresholds, resamples=2000)
         taken, suspected = taken + found.chosen.changes, suspected + (found.suspect is not None)
     assert max(taken, suspected) <= 3  # of 24, at 5 %: more in three cases of a hundred
 
 
-def test_the_last_part_stays_however_much_would_be_gained():
+def test_the_last_part_is_never_removed():
     better = search(world(lambda one: [0.2 + 0.25 * len(one.drop)] * 4), 3, {})
     assert len(better.chosen.drop) == 2
-    assert search(world(lambda _: [0.5] * 4), 1, {}).sentence == "There is nothing to leave out."
+    assert search(world(lambda _: [0.5] * 4), 1, {}).sentence.startswith("No intervention is possible")
 
 
-def test_without_groups_the_worst_class_counts_and_binary_tasks_may_ask_for_auc():
+def test_without_groups_the_objective_is_worst_class_accuracy_and_binary_tasks_may_choose_auc():
     generator = np.random.default_rng(0)
     labels = np.repeat([0, 1], 200)
     noise = generator.normal(size=400)
 
-    def answers_to(interventions):
+    def predict(interventions):
         return [scored((0.3 + 1.5 * (1 in one.drop)) * (2 * labels - 1) + noise, labels) for one in interventions]
 
-    assert search(answers_to, 2, {}).objective == "worst-class"
-    found = search(answers_to, 2, {}, objective="auc")
+    assert search(predict, 2, {}).objective == "worst-class"
+    found = search(predict, 2, {}, objective="auc")
     assert (found.objective, found.chosen.drop) == ("auc", (1,))
-    ours, theirs = answers_to([found.chosen, Intervention()])
-    gain = gained(ours, theirs, "auc")
-    assert 0 < least_gain(ours, theirs, "auc", 0.05) < gain.value < gain.high
+    ours, theirs = predict([found.chosen, Intervention()])
+    gain = gain_estimate(ours, theirs, "auc")
+    assert 0 < gain_bound(ours, theirs, "auc", 0.05) < gain.value < gain.high

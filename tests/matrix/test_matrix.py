@@ -15,9 +15,9 @@ from sightline.errors import UserError
 from sightline.matrix.cells import Cell, add_cell, read_cells
 from sightline.matrix.heatmap import Square, draw_heatmap
 from sightline.matrix.scaling import curves
-from sightline.matrix.ways import crop_ways, crops_on, mass_ways, most_of, showing, window_around
+from sightline.matrix.ways import crop_ways, crops_on, keep_mass, mass_ways, sight_from_patches, window_around
 from sightline.matrix.wheres import KINDS
-from sightline.matrix.words import WHATS, Word, attention_of, read_words
+from sightline.matrix.words import WHATS, Spec, parse_attention, parse_specs
 from sightline.metrics.estimates import Estimate
 from sightline.metrics.groups import evaluate
 from sightline.sight import Sight
@@ -33,9 +33,9 @@ def asked(**changes) -> Matrix:
 
 
 def test_a_word_is_a_kind_and_perhaps_what_it_is_of():
-    found = read_words(["centre", "u2net:a/b.onnx", "attention:random:nano", "centre"], KINDS, "where")
-    assert found == [Word("centre"), Word("u2net", "a/b.onnx"), Word("attention", "random:nano")]
-    assert [str(word) for word in found] == ["centre", "u2net:a/b.onnx", "attention:random:nano"]
+    found = parse_specs(["centre", "u2net:a/b.onnx", "attention:random:nano", "centre"], KINDS, "where")
+    assert found == [Spec("centre"), Spec("u2net", "a/b.onnx"), Spec("attention", "random:nano")]
+    assert [str(spec) for spec in found] == ["centre", "u2net:a/b.onnx", "attention:random:nano"]
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ def test_a_word_is_a_kind_and_perhaps_what_it_is_of():
 )
 def test_what_cannot_be_meant_is_refused(said, flag, complaint):
     with pytest.raises(UserError, match=complaint):
-        read_words(said, KINDS if flag == "where" else WHATS, flag)
+        parse_specs(said, KINDS if flag == "where" else WHATS, flag)
 
 
 def test_a_backbone_may_have_a_colon_before_layer_and_heads():
-    assert attention_of("random:nano") == ("random:nano", -1, "mean")
-    assert attention_of("random:nano:-3") == ("random:nano", -3, "mean")
-    assert attention_of("runs/a b/backbone.safetensors:4:2") == ("runs/a b/backbone.safetensors", 4, "2")
+    assert parse_attention("random:nano") == ("random:nano", -1, "mean")
+    assert parse_attention("random:nano:-3") == ("random:nano", -3, "mean")
+    assert parse_attention("runs/a b/backbone.safetensors:4:2") == ("runs/a b/backbone.safetensors", 4, "2")
 
 
 def test_files_are_named_shortly_and_harmlessly():
-    word = Word("attention", "/some/where/ti/backbone.safetensors")
-    assert word.short == "attention:ti"
-    assert Word("masks", "../../x:y").file_name == "masks-..-x-y"
+    spec = Spec("attention", "/some/where/ti/backbone.safetensors")
+    assert spec.short == "attention:ti"
+    assert Spec("masks", "../../x:y").file_name == "masks-..-x-y"
 
 
 # ---- ways ------------------------------------------------------------------------------------------------------------
@@ -70,16 +70,16 @@ def test_files_are_named_shortly_and_harmlessly():
 
 def test_the_fewest_patches_that_hold_the_mass_are_kept():
     maps = torch.tensor([[[0.4, 0.1], [0.3, 0.2]], [[0.25, 0.25], [0.25, 0.25]]])
-    assert most_of(maps, 0.4).tolist() == [[[True, False], [False, False]], [[True, True], [False, False]]]
-    assert most_of(maps, 0.7)[0].tolist() == [[True, False], [True, False]]
-    assert most_of(maps, 0.71)[0].tolist() == [[True, False], [True, True]]
-    assert most_of(maps, 1.0).all()
+    assert keep_mass(maps, 0.4).tolist() == [[[True, False], [False, False]], [[True, True], [False, False]]]
+    assert keep_mass(maps, 0.7)[0].tolist() == [[True, False], [True, False]]
+    assert keep_mass(maps, 0.71)[0].tolist() == [[True, False], [True, True]]
+    assert keep_mass(maps, 1.0).all()
 
 
 @given(seed=st.integers(0, 1000), mass=st.floats(0.05, 1.0))
 def test_what_is_kept_holds_the_mass_and_not_one_patch_more(seed, mass):
     maps = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(seed))
-    keep = most_of(maps, mass)
+    keep = keep_mass(maps, mass)
     for each, kept in zip(maps, keep, strict=True):
         held, total = each[kept].sum(), each.sum()
         assert held >= mass * total - 1e-5
@@ -99,31 +99,31 @@ def test_crops_lie_where_the_map_is_and_windows_around_the_mask():
 
 def test_patches_that_do_not_divide_the_picture_are_shown_as_pixels():
     keep = torch.eye(3, dtype=torch.bool)[None]
-    assert torch.equal(showing(keep, (6, 9)).visible((6, 9)), Sight(keep=keep).visible((6, 9)))
-    visible = showing(keep, (8, 8)).visible((8, 8))
+    assert torch.equal(sight_from_patches(keep, (6, 9)).visible((6, 9)), Sight(keep=keep).visible((6, 9)))
+    visible = sight_from_patches(keep, (8, 8)).visible((8, 8))
     assert visible[0, 0, 0]
     assert visible[0, 7, 7]
     assert 0.3 < visible.float().mean() < 0.36
 
 
 def test_ways_that_make_no_sense_are_refused():
-    assert [way.words for way in crop_ways(asked(crop=("1/2", "8+4")))] == ["crops 1/2", "crops 8+4"]
-    with pytest.raises(UserError, match="--crop x"):
-        crop_ways(asked(crop=("x",)))
-    with pytest.raises(UserError, match=r"--mass 1\.5"):
-        mass_ways(asked(mass=(0.5, 1.5)))
-    with pytest.raises(UserError, match="--mass: name at least one"):
-        mass_ways(asked(mass=()))
+    assert [way.description for way in crop_ways(asked(crop_size=("1/2", "8+4")))] == ["crops 1/2", "crops 8+4"]
+    with pytest.raises(UserError, match="--crop-size x"):
+        crop_ways(asked(crop_size=("x",)))
+    with pytest.raises(UserError, match=r"--attention-mass 1\.5"):
+        mass_ways(asked(attention_mass=(0.5, 1.5)))
+    with pytest.raises(UserError, match="--attention-mass: name at least one"):
+        mass_ways(asked(attention_mass=()))
 
 
 # ---- cells -----------------------------------------------------------------------------------------------------------
 
 
 def cell(where="attention:a", what="crop-probe:b", value=0.5, sizes=(1, 1), **more) -> Cell:
-    words = [Word(*text.partition(":")[::2]) for text in (where, what)]
+    description = [Spec(*text.partition(":")[::2]) for text in (where, what)]
     metrics = evaluate(made([round(10 * value)] * 4, [10] * 4), resamples=50)
     parameters = dict(zip(("where", "what"), sizes, strict=True))
-    return Cell(*words, key=f"{where} {what}", metrics=metrics, validation=value, parameters=parameters, **more)
+    return Cell(*description, key=f"{where} {what}", metrics=metrics, validation=value, parameters=parameters, **more)
 
 
 def test_cells_are_read_as_they_were_written_and_half_a_line_is_left_out(tmp_path):
@@ -138,9 +138,9 @@ def test_cells_are_read_as_they_were_written_and_half_a_line_is_left_out(tmp_pat
 
 
 def test_true_masks_are_the_truth_by_any_name_and_in_files_that_know_only_the_word():
-    assert cell("masks:birds/masks", truth=True).told_the_truth
-    assert cell("masks:data").told_the_truth
-    assert not cell("masks:birds/masks").told_the_truth
+    assert cell("masks:birds/masks", truth=True).uses_true_masks
+    assert cell("masks:data").uses_true_masks
+    assert not cell("masks:birds/masks").uses_true_masks
 
 
 def test_scaling_is_measured_against_the_smallest_with_the_other_side_fixed():
@@ -180,7 +180,7 @@ def test_a_grid_without_any_figure_can_be_drawn(tmp_path):
 def test_equal_figures_can_be_read_and_drawing_them_warns_of_nothing(rows, tmp_path, recwarn):
     pytest.importorskip("matplotlib")
     squares = [[Square(Estimate(0.635, 0.5, 0.7, 400, "made up"))]] * rows
-    title = "toy, split test: worst group, %, with 95 % intervals (400 pictures)"
+    title = "toy, split test: worst group, %, with 95 % intervals (400 images)"
     draw_heatmap(squares, ["everything"] * rows, ["mask-probe:sightline-nano"], title, tmp_path / "m.png")
     assert not recwarn.list
     with Image.open(tmp_path / "m.png") as picture:

@@ -12,7 +12,7 @@ import sightline
 from sightline.config import A2, Matrix, Probe
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.matrix.bench import Bench
+from sightline.matrix.bench import MatrixContext
 from sightline.matrix.cells import Cell, read_cells
 from sightline.matrix.matrix import fill
 from sightline.metrics.groups import score
@@ -32,8 +32,8 @@ def toy(tmp_path_factory) -> Path:
 
 def asked(data: Path, out: Path, **changes) -> Matrix:
     settings = {
-        "where": WHERES, "what": WHATS, "crop": ("1/2", "1/4+1/4"), "mass": (0.3, 0.8), "epochs": 1, "batch": 16,
-        "workers": 0, "device": "cpu", "pictures": False,
+        "where": WHERES, "what": WHATS, "crop_size": ("1/2", "1/4+1/4"), "attention_mass": (0.3, 0.8), "epochs": 1, "batch": 16,
+        "workers": 0, "device": "cpu", "figures": False,
     }  # fmt: skip
     return Matrix(data=data, out=out, **settings | changes)
 
@@ -46,14 +46,14 @@ def grid(toy, tmp_path_factory):
 
 @pytest.fixture
 def computed(monkeypatch) -> list[str]:
-    """What passes over the pictures, from now on."""
-    told, real = [], Bench.over
+    """What passes over the images, from now on."""
+    told, real = [], MatrixContext.over
 
-    def noted(self, function, indices, canvas, *, exact):
+    def noted(self, function, indices, preprocess, *, exact):
         told.append("maps" if exact else "features")
-        return real(self, function, indices, canvas, exact=exact)
+        return real(self, function, indices, preprocess, exact=exact)
 
-    monkeypatch.setattr(Bench, "over", noted)
+    monkeypatch.setattr(MatrixContext, "over", noted)
     return told
 
 
@@ -100,7 +100,14 @@ def test_everything_with_a_frozen_backbone_is_the_probe(grid, toy, tmp_path):
 def test_attention_with_crops_is_a2(toy, tmp_path):
     known = "sightline-nano"
     config = asked(toy, tmp_path / "grid", where=(f"attention:{NANO}:2",), what=(f"crop-probe:{known}",))
-    told = {"backbone": known, "where": NANO, "layer": (2,), "crop": config.crop, "workers": 0, "device": "cpu"}
+    told = {
+        "backbone": known,
+        "where": NANO,
+        "layer": (2,),
+        "crop_size": config.crop_size,
+        "workers": 0,
+        "device": "cpu",
+    }
     run = sightline.train(A2(toy, out=tmp_path / "run", **told))
     expected = Predictions.load_csv(run / "predictions" / "test.csv").probabilities
     (cell,) = fill(config).cells
@@ -110,7 +117,7 @@ def test_attention_with_crops_is_a2(toy, tmp_path):
 
 def test_the_best_new_pairing_stands_against_the_best_published_one(grid):
     _, found = grid
-    everyone, untold = found.duels
+    everyone, untold = found.comparisons
     for duel, rivals in ((everyone, found.filled), (untold, [c for c in found.filled if c.where.kind != "masks"])):
         for chosen, published in ((duel.new, False), (duel.published, True)):
             same = [cell.validation for cell in rivals if bool(cell.published) == published]
@@ -120,7 +127,7 @@ def test_the_best_new_pairing_stands_against_the_best_published_one(grid):
         assert duel.gain.low <= gain <= duel.gain.high
     assert "masks:data" not in untold.sentence
     assert found.best is not None
-    assert not found.best.told_the_truth
+    assert not found.best.uses_true_masks
 
 
 def test_cells_can_be_compared_like_runs(grid):
@@ -146,19 +153,19 @@ def test_a_finished_grid_computes_nothing_again(grid, computed):
 def test_a_grid_can_be_put_together_without_computing(grid, computed):
     config, found = grid
     wheres = (*config.where, "centre")
-    collected = fill(replace(config, where=wheres, collect=True))
+    collect_cells = fill(replace(config, where=wheres, collect=True))
     assert computed == []
-    assert list(collected.cells[: len(found.cells)]) == list(found.cells)
-    assert {cell.empty for cell in collected.cells[len(found.cells) :]} == {"not filled yet"}
+    assert list(collect_cells.cells[: len(found.cells)]) == list(found.cells)
+    assert {cell.empty for cell in collect_cells.cells[len(found.cells) :]} == {"not filled yet"}
     with pytest.raises(UserError, match="no filled cells to collect"):
         fill(replace(config, collect=True, out=config.folder / "elsewhere"))
 
 
 def test_a_grid_is_put_together_of_all_that_is_there_whatever_is_named(grid):
     config, found = grid
-    collected = fill(replace(config, where=("everything",), what=WHATS[2:], collect=True))
-    assert [str(word) for word in collected.wheres] == ["everything", *WHERES[:3]]
-    assert {cell.key for cell in collected.filled} >= {cell.key for cell in found.filled}
+    collect_cells = fill(replace(config, where=("everything",), what=WHATS[2:], collect=True))
+    assert [str(spec) for spec in collect_cells.wheres] == ["everything", *WHERES[:3]]
+    assert {cell.key for cell in collect_cells.filled} >= {cell.key for cell in found.filled}
     kept = json.loads((config.folder / "matrix.json").read_text())
     assert kept["whats"][0] == WHATS[2]
     assert len([cell for cell in kept["cells"] if cell["metrics"]]) >= len(found.filled)
@@ -199,7 +206,7 @@ def test_the_datas_own_masks_are_the_truth_under_any_path(toy, tmp_path, compute
     shutil.copytree(toy / "masks", tmp_path / "elsewhere")
     wheres = ("masks:data", f"masks:{toy / 'masks'}", f"masks:{tmp_path / 'elsewhere'}", "everything")
     found = fill(asked(toy, tmp_path / "grid", where=wheres, what=WHATS[:1]))
-    assert [cell.told_the_truth for cell in found.cells] == [True, True, True, False]
+    assert [cell.uses_true_masks for cell in found.cells] == [True, True, True, False]
     assert len({cell.key for cell in found.cells}) == 2
     assert found.best is found.cells[-1]
 
@@ -214,7 +221,7 @@ def test_one_more_what_costs_only_its_own_work(grid, computed):
 
 def test_another_backbone_finds_the_maps_there(grid, computed):
     config, _ = grid
-    other = replace(config, where=WHERES[:1], what=("crop-probe:random:nano",), seed=0, crop=("1/2",))
+    other = replace(config, where=WHERES[:1], what=("crop-probe:random:nano",), seed=0, crop_size=("1/2",))
     assert len(fill(other).filled) == 1
     assert "maps" not in computed
 

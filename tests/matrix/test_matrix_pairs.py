@@ -22,7 +22,9 @@ from .test_matrix_fill import NANO, asked, toy  # noqa: F401 (a fixture)
 def test_fine_tuning_goes_through_the_training_loop_with_any_where(toy, tmp_path):  # noqa: F811
     parts = Pdiscoformer(toy, backbone=NANO, out=tmp_path / "parts", epochs=1, batch=16, workers=0, device="cpu")
     wheres = (f"attention:{NANO}", f"parts:{sightline.train(parts)}", "everything")
-    found = fill(asked(toy, tmp_path, where=wheres, what=(f"fine-tune:{NANO}",), mass=(0.5,), crop=("1/2",)))
+    found = fill(
+        asked(toy, tmp_path, where=wheres, what=(f"fine-tune:{NANO}",), attention_mass=(0.5,), crop_size=("1/2",))
+    )
     assert [cell.empty for cell in found.cells] == [None] * 3
     assert [cell.published for cell in found.cells] == [None, "iFAM", "ERM"]
     configs = [json.loads((Path(cell.facts["run"]) / "run.json").read_text())["config"] for cell in found.cells]
@@ -73,9 +75,9 @@ def test_a_picture_of_which_nothing_is_visible_is_answered_all_the_same(toy, tmp
 
 def test_a_row_without_any_way_is_empty_and_the_others_go_on(toy, tmp_path):  # noqa: F811
     whats = (f"mask-probe:{NANO}", f"crop-probe:{NANO}")
-    found = fill(asked(toy, tmp_path, where=("centre", "random"), what=whats, crop=("1/4+1/4",)))
+    found = fill(asked(toy, tmp_path, where=("centre", "random"), what=whats, crop_size=("1/4+1/4",)))
     assert [cell.empty and cell.empty.partition(";")[0] for cell in found.cells] == [
-        *["--crop: there is only one crop in the centre"] * 2, None, None,
+        *["--crop-size: there is only one crop in the centre"] * 2, None, None,
     ]  # fmt: skip
 
 
@@ -95,21 +97,21 @@ def test_cells_that_cannot_be_are_empty_and_say_why(tmp_path):
     found = fill(config, told.append)
     assert told == list(found.cells)
     assert [cell.empty is None for cell in found.cells] == [True] + [False] * 8
-    probe, dfr, clip, masks, *_, salient = found.cells
+    probe, dfr, clip, masks, *_, saliency_masks = found.cells
     assert probe.figure == probe.metrics.accuracy
     assert "DFR needs groups" in dfr.empty
     assert "nowhere" in clip.empty
     assert "has no masks" in masks.empty
-    assert "nowhere.safetensors" in salient.empty
-    assert found.worst_of == "accuracy"
-    assert found.duels == ()
+    assert "nowhere.safetensors" in saliency_masks.empty
+    assert found.metric == "accuracy"
+    assert found.comparisons == ()
 
 
 def test_what_is_wrong_with_all_of_it_is_said_at_once(toy, tmp_path):  # noqa: F811
     for changes, complaint in (
         ({"where": ("sideways",)}, "no 'sideways'"),
         ({"what": ()}, "--what: name at least one"),
-        ({"crop": ("0",)}, "--crop 0"),
+        ({"crop_size": ("0",)}, "--crop-size 0"),
         ({"batch": 0}, "--batch 0"),
     ):
         with pytest.raises(UserError, match=complaint):
@@ -121,7 +123,7 @@ def test_the_command_prints_a_table_and_draws_pictures(toy, tmp_path):  # noqa: 
     pytest.importorskip("matplotlib")
     code, said, _ = typed(
         "matrix", toy, "--where", f"attention:{NANO}", "centre", "--what", f"crop-probe:{NANO}",
-        "crop-probe:sightline-nano", f"mask-probe:{NANO}", "--crop", "1/2", "--mass", 0.5, "--out", tmp_path, *QUICK,
+        "crop-probe:sightline-nano", f"mask-probe:{NANO}", "--crop-size", "1/2", "--attention-mass", 0.5, "--out", tmp_path, *QUICK,
     )  # fmt: skip
     assert code == 0
     assert "worst group of 24 test pictures" in said

@@ -20,7 +20,7 @@ from sightline.train import train
 from sightline.verify.verify import verify
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.masked import MaskedViT
-from sightline.what.probe import BoxProbe, cut_out
+from sightline.what.probe import BoxProbe, crop_and_resize
 from sightline.where.crops import CropSight
 
 from ..commands import SMALL, typed
@@ -34,7 +34,7 @@ def toy(tmp_path_factory) -> Path:
 
 def settings(toy: Path, out: Path, **changes) -> dict:
     return {
-        "data": toy, "out": out, "backbone": "random:nano", "workers": 0, "device": "cpu", "plain": True, "batch": 16,
+        "data": toy, "out": out, "backbone": "random:nano", "workers": 0, "device": "cpu", "untuned": True, "batch": 16,
     } | changes  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def two_boxes(generator: torch.Generator, count: int) -> Sight:
 def test_a_box_is_cut_as_pillow_cuts_it(generator):
     picture = torch.randint(0, 256, (2, 3, 40, 50), generator=generator, dtype=torch.uint8)
     boxes = torch.tensor([[3, 5, 19, 21], [30, 0, 50, 40]])  # of two sizes
-    found = cut_out(picture.float(), boxes, (32, 24))
+    found = crop_and_resize(picture.float(), boxes, (32, 24))
     for pixels, box, each in zip(picture, boxes.tolist(), found, strict=True):
         by_pillow = (
             Image.fromarray(pixels.permute(1, 2, 0).numpy()).crop(box).resize((24, 32), Image.Resampling.BILINEAR)
@@ -68,13 +68,13 @@ def test_a_box_is_cut_as_pillow_cuts_it(generator):
 
 def test_a_box_of_the_right_size_is_not_touched(generator):
     images = torch.rand(2, 3, 40, 40, generator=generator)
-    found = cut_out(images, torch.tensor([[8, 0, 40, 32]] * 2), (32, 32))
+    found = crop_and_resize(images, torch.tensor([[8, 0, 40, 32]] * 2), (32, 32))
     assert torch.equal(found, images[:, :, :32, 8:])
 
 
 def test_a_box_beyond_the_picture_is_refused():
     with pytest.raises(ValueError, match="beyond their images of 8×8"):
-        cut_out(torch.zeros(1, 3, 8, 8), torch.tensor([[4, 4, 9, 8]]), (8, 8))
+        crop_and_resize(torch.zeros(1, 3, 8, 8), torch.tensor([[4, 4, 9, 8]]), (8, 8))
 
 
 def test_features_are_the_crops_cls_tokens_in_the_order_of_the_crops(generator):
@@ -126,7 +126,7 @@ def test_a_run_loads_without_the_files_it_was_made_from_and_answers_as_it_did(to
     for seed, file in enumerate(files.values()):
         save_backbone(load_backbone("random:nano", seed=seed), file)
     folder = train(
-        A2(**settings(toy, tmp_path / "run", crop=("0.5", "0.4+0.25"), **{k: str(f) for k, f in files.items()}))
+        A2(**settings(toy, tmp_path / "run", crop_size=("0.5", "0.4+0.25"), **{k: str(f) for k, f in files.items()}))
     )
     for file in files.values():
         file.unlink()
@@ -142,7 +142,7 @@ def test_a_run_loads_without_the_files_it_was_made_from_and_answers_as_it_did(to
 
 
 def test_validation_data_choose_and_the_first_of_equals_is_kept(toy, tmp_path, monkeypatch):
-    real, seen = method_file.fits, []
+    real, seen = method_file.fit_each_count, []
 
     def scored(config, where, *rest):
         for count, fitted in real(config, where, *rest):
@@ -152,7 +152,7 @@ def test_validation_data_choose_and_the_first_of_equals_is_kept(toy, tmp_path, m
             yield count, method_file.replace(fitted, score=0.75 if good else 0.5)
 
     monkeypatch.setattr(method_file, "fits", scored)
-    config = A2(**settings(toy, tmp_path / "run", crop=("1/2+1/4", "1/3"), crops=(1, 2), heads=("max", "2")))
+    config = A2(**settings(toy, tmp_path / "run", crop_size=("1/2+1/4", "1/3"), crop_count=(1, 2), heads=("max", "2")))
     assert config.choices == 8
     assert config.selects == "balanced"
     folder = train(config)
@@ -165,8 +165,8 @@ def test_validation_data_choose_and_the_first_of_equals_is_kept(toy, tmp_path, m
 
 
 def test_the_number_of_crops_changes_nothing_about_the_first_ones(toy, tmp_path):
-    both = train(A2(**settings(toy, tmp_path / "both", crop=("1/3",), crops=(1, 3))))
-    alone = {n: train(A2(**settings(toy, tmp_path / str(n), crop=("1/3",), crops=(n,)))) for n in (1, 3)}
+    both = train(A2(**settings(toy, tmp_path / "both", crop_size=("1/3",), crop_count=(1, 3))))
+    alone = {n: train(A2(**settings(toy, tmp_path / str(n), crop_size=("1/3",), crop_count=(n,)))) for n in (1, 3)}
     tried = log_of(both)["tried_crops"]
     for count, folder in alone.items():
         assert tried["crops " + "+".join(["1/3"] * count) + ", block -1, heads mean"] == log_of(folder)["balanced"]
@@ -174,7 +174,7 @@ def test_the_number_of_crops_changes_nothing_about_the_first_ones(toy, tmp_path)
 
 def test_features_are_computed_once_for_each_way_of_looking(toy, tmp_path):
     cache = tmp_path / "cache"
-    same = {"cache": cache, "crop": ("1/3",)}
+    same = {"cache": cache, "crop_size": ("1/3",)}
     first = train(A2(**settings(toy, tmp_path / "a", **same)))
     files = {file: file.stat().st_mtime_ns for file in cache.glob("features-*")}
     assert len(files) == 2  # of train and val
@@ -182,7 +182,7 @@ def test_features_are_computed_once_for_each_way_of_looking(toy, tmp_path):
     assert {file: file.stat().st_mtime_ns for file in cache.glob("features-*")} == files
     assert (first / "best.safetensors").read_bytes() == (again / "best.safetensors").read_bytes()
     save_backbone(load_backbone("random:nano", seed=1), other := tmp_path / "other.safetensors")
-    for change in ({"layer": (0,)}, {"heads": ("1",)}, {"crop": ("1/4",)}, {"where": str(other)}):
+    for change in ({"layer": (0,)}, {"heads": ("1",)}, {"crop_size": ("1/4",)}, {"where": str(other)}):
         before = len(list(cache.glob("features-*")))
         train(A2(**settings(toy, tmp_path / str(change), **same | change)))
         assert len(list(cache.glob("features-*"))) == before + 2, change
@@ -190,8 +190,8 @@ def test_features_are_computed_once_for_each_way_of_looking(toy, tmp_path):
 
 def test_a_crop_of_everything_is_the_probe(toy, tmp_path):
     save_backbone(load_backbone("random:nano"), file := tmp_path / "nano.safetensors")
-    same = {"backbone": str(file), "plain": False}
-    whole = load(train(CentreCrop(**settings(toy, tmp_path / "crop", crop=("1",), **same))))
+    same = {"backbone": str(file), "untuned": False}
+    whole = load(train(CentreCrop(**settings(toy, tmp_path / "crop", crop_size=("1",), **same))))
     probe = load(train(Probe(**settings(toy, tmp_path / "probe", **same))))
     images = torch.rand(4, 3, 64, 64)
     answers = [m.method.judge(images, m.method.look(images)).logits for m in (whole, probe)]
@@ -200,7 +200,7 @@ def test_a_crop_of_everything_is_the_probe(toy, tmp_path):
 
 
 def test_pictures_may_be_larger_than_the_backbone_was_made_for(toy, tmp_path):
-    model = load(train(RandomCrop(**settings(toy, tmp_path / "run", size=128, crop=("1/2",)))))
+    model = load(train(RandomCrop(**settings(toy, tmp_path / "run", size=128, crop_size=("1/2",)))))
     assert model.expects.size == (128, 128)
     assert facts_of(tmp_path / "run")["crops"]["size"] == [64, 64]
     boxes = model.predict(toy / "test" / next((toy / "test").iterdir()).name).sight.boxes
@@ -210,13 +210,13 @@ def test_pictures_may_be_larger_than_the_backbone_was_made_for(toy, tmp_path):
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        ({"crop": ("big",)}, "--crop big: a side is a share"),
-        ({"crop": ()}, "--crop, --layer, --heads: name at least one of each"),
-        ({"crop": ("1.5",)}, "--crop 1.5: a side is a share"),
-        ({"crop": ("1/0",)}, "--crop 1/0: a side is a share"),
-        ({"crop": ("65",)}, "--crop 65: larger than the picture, 64 pixels"),
-        ({"crop": ("4/7",), "crops": (2,)}, r"--crop 4/7\+4/7: two of 37 and 37 pixels would overlap"),
-        ({"crops": (0,)}, "--crops 0: must be at least 1"),
+        ({"crop_size": ("big",)}, "--crop-size big: a side is a fraction"),
+        ({"crop_size": ()}, "--crop-size, --layer, --heads: give at least one of each"),
+        ({"crop_size": ("1.5",)}, "--crop-size 1.5: a side is a fraction"),
+        ({"crop_size": ("1/0",)}, "--crop-size 1/0: a side is a fraction"),
+        ({"crop_size": ("65",)}, "--crop-size 65: larger than the image, 64 pixels"),
+        ({"crop_size": ("4/7",), "crop_count": (2,)}, r"--crop-size 4/7\+4/7: two crops of 37 and 37 pixels would overlap"),
+        ({"crop_count": (0,)}, "--crop-count 0: must be at least 1"),
         ({"layer": (99,)}, "--layer 99: random:nano has"),
         ({"heads": ("many",)}, "--heads many: mean, entropy, lowest, max, or the number of a head"),
         ({"where": "nothing.safetensors"}, "nothing.safetensors: no such file"),
@@ -226,35 +226,35 @@ def test_what_cannot_be_is_said_before_anything_is_computed(toy, tmp_path, more,
     with pytest.raises(UserError, match=complaint):
         train(A2(**settings(toy, tmp_path / "run", **more)))
     assert not (tmp_path / "run" / "features").exists()
-    with pytest.raises(UserError, match="only one crop in the centre"):
-        train(CentreCrop(**settings(toy, tmp_path / "run", crop=("1/4+1/4",))))
+    with pytest.raises(UserError, match="only one centre crop"):
+        train(CentreCrop(**settings(toy, tmp_path / "run", crop_size=("1/4+1/4",))))
 
 
 def test_crops_that_do_not_fit_are_left_out_while_others_remain(toy, tmp_path, capsys):
-    folder = train(A2(**settings(toy, tmp_path / "run", crop=("2/7", "4/7", "65"), crops=(1, 2))))
+    folder = train(A2(**settings(toy, tmp_path / "run", crop_size=("2/7", "4/7", "65"), crop_count=(1, 2))))
     tried = [words.partition(",")[0] for words in log_of(folder)["tried_crops"]]
     assert tried == ["crops 2/7", "crops 2/7+2/7", "crops 4/7"]
     said = capsys.readouterr().out
-    assert "Left out: --crop 4/7+4/7: two of 37 and 37 pixels would overlap.\n" in said
-    assert "Left out: --crop 65: larger than the picture, 64 pixels.\n" in said
-    with pytest.raises(UserError, match="would overlap; name smaller sides, or fewer of them"):
-        train(A2(**settings(toy, tmp_path / "none", crop=("4/7", "5/7"), crops=(2,))))
+    assert "Skipped: --crop-size 4/7+4/7: two crops of 37 and 37 pixels would overlap.\n" in said
+    assert "Skipped: --crop-size 65: larger than the image, 64 pixels.\n" in said
+    with pytest.raises(UserError, match="would overlap; give smaller sides, or fewer of them"):
+        train(A2(**settings(toy, tmp_path / "none", crop_size=("4/7", "5/7"), crop_count=(2,))))
 
 
 def test_from_the_command_line_to_a_proof(toy, tmp_path):
     run = tmp_path / "run"
-    arguments = ("--where", "random:nano", "--crop", "2/7", "1/2", "--layer", -1, 0, "--plain", "--out", run)
+    arguments = ("--where", "random:nano", "--crop-size", "2/7", "1/2", "--layer", -1, 0, "--untuned", "--out", run)
     code, out, err = typed("train", "a2", toy, *SMALL, *arguments)
     assert (code, err) == (0, "")
-    assert "Looking by crops" in out
+    assert "Selected crops" in out
     assert "the best of 4" in out
-    assert "selected by balanced on the val data" in out
+    assert "selected by class-balanced validation accuracy" in out
     code, out, _ = typed("verify", run, "--limit", 2, "--draws", 1)
     assert code == 0
     assert "Blind outside its sight" in out
     assert typed("localize", run, "--workers", 0, "--device", "cpu")[0] == 0
     for control in ("centre-crop", "random-crop"):
-        code, out, _ = typed("train", control, toy, *SMALL, "--plain", "--out", tmp_path / control)
+        code, out, _ = typed("train", control, toy, *SMALL, "--untuned", "--out", tmp_path / control)
         assert code == 0
         assert "Nothing was selected" in out
         assert typed("verify", tmp_path / control, "--limit", 2, "--draws", 1)[0] == 0

@@ -11,8 +11,8 @@ from sightline.config import Aim, Ep
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.train import train
-from sightline.what.attentive import AimPool, EpPool, Standardised
-from sightline.where.relevance import can_be_explained
+from sightline.what.attentive import AimPool, EpPool, BatchStandardize
+from sightline.where.relevance import has_relevance_map
 
 from ..commands import typed
 from ..small_runs import Stop, files, in_two_processes, log_of, stopped_after
@@ -25,7 +25,7 @@ def tokens(count: int = 5, width: int = 24) -> torch.Tensor:
 
 
 def test_tokens_are_standardised_over_pictures_and_places_as_batch_norm_does():
-    ours, theirs = Standardised(24), torch.nn.BatchNorm1d(24, eps=1e-6, affine=False)
+    ours, theirs = BatchStandardize(24), torch.nn.BatchNorm1d(24, eps=1e-6, affine=False)
     x = 3 + 2 * tokens()
     torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.mean, theirs.running_mean, rtol=1e-4, atol=1e-5)
@@ -75,7 +75,7 @@ def test_from_the_command_line_to_the_same_answers_with_the_backbone_as_it_was(k
     said = typed("verify", tmp_path / "whole")[1]
     assert "No certificate: its sight hides nothing" in said
     assert "keeps it" not in said
-    assert not can_be_explained(model.method), "its answer does not come through a CLS token"
+    assert not has_relevance_map(model.method), "its answer does not come through a CLS token"
     untouched = load_backbone_of(tmp_path / "whole")
     for name, tensor in model.method.backbone.state_dict().items():
         if not name.startswith("head."):
@@ -90,8 +90,8 @@ def load_backbone_of(run) -> dict[str, torch.Tensor]:
 
 
 def test_heads_and_queries_must_divide_the_width(toy, tmp_path):
-    with pytest.raises(UserError, match="--heads 11: must divide random:nano's width, 96, such as 8"):
-        train(Aim(toy, out=tmp_path / "a", heads=11, **TOLD))
+    with pytest.raises(UserError, match="--num-heads 11: must divide random:nano's width, 96, such as 8"):
+        train(Aim(toy, out=tmp_path / "a", num_heads=11, **TOLD))
     with pytest.raises(UserError, match="--queries 0: must divide"):
         train(Ep(toy, out=tmp_path / "b", queries=0, **TOLD))
 

@@ -12,13 +12,13 @@ from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.train import train
-from sightline.what.dfr import Choice, average, balanced_subset, choices, fit_l1, refit, set_aside, tune
-from sightline.what.probe import Linear, fit_logistic, standardised
+from sightline.what.dfr import Hyperparameters, average_heads, balanced_subset, hyperparameter_grid, fit_l1, fit_balanced, split_off, select_hyperparameters
+from sightline.what.probe import Linear, fit_logistic, standardize_features
 
 from ..commands import QUICK, SMALL, typed
 from ..small_runs import table
 
-EASY = Choice(1.0)
+EASY = Hyperparameters(1.0)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_a_planted_shortcut_is_unlearnt():
     x, labels, groups = planted(0, agree=0.95)
     test = planted(1, agree=0.5)
     plain = fit_logistic(x, labels, 2, standardize=True)
-    dfr = refit(x, labels, groups, 2, Choice(0.3), np.random.default_rng(0))
+    dfr = fit_balanced(x, labels, groups, 2, Hyperparameters(0.3), np.random.default_rng(0))
     assert worst_group(dfr, *test) > worst_group(plain, *test) + 0.2
     assert worst_group(dfr, *test) > 0.8
     assert abs(dfr.weight[1, 1]) < abs(plain.weight[1, 1]) / 5
@@ -65,7 +65,7 @@ def test_without_a_shortcut_little_is_lost():
     x, labels, groups = planted(0, agree=0.5)
     test_x, test_labels, _ = planted(1, agree=0.5)
     plain = fit_logistic(x, labels, 2, standardize=True)
-    dfr = refit(x, labels, groups, 2, EASY, np.random.default_rng(0))
+    dfr = fit_balanced(x, labels, groups, 2, EASY, np.random.default_rng(0))
     right = [(fit.logits(test_x).argmax(axis=1) == test_labels).mean() for fit in (plain, dfr)]
     assert right[1] > right[0] - 0.02
 
@@ -82,16 +82,16 @@ def test_balanced_subsets_have_equal_groups_and_no_picture_twice():
 @pytest.mark.parametrize("one_in", [2, 5])
 def test_pictures_that_choose_are_set_aside_from_every_group(one_in):
     groups = np.repeat([0, 1, 2, 3], [40, 10, 2, 1])
-    kept, aside = set_aside(groups, one_in, np.random.default_rng(0))
+    kept, aside = split_off(groups, one_in, np.random.default_rng(0))
     assert sorted([*kept, *aside]) == list(range(len(groups)))
     assert np.bincount(groups[aside], minlength=4).tolist() == [40 // one_in, 10 // one_in, 1, 0]
-    assert not np.array_equal(aside, set_aside(groups, one_in, np.random.default_rng(1))[1])
+    assert not np.array_equal(aside, split_off(groups, one_in, np.random.default_rng(1))[1])
 
 
 def test_twenty_refits_are_the_mean_of_twenty_fits():
     x, labels, groups = planted(0, agree=0.8, n=120)
-    found = refit(x, labels, groups, 2, EASY, np.random.default_rng(7))
-    generator, (z, mean, std) = np.random.default_rng(7), standardised(x)
+    found = fit_balanced(x, labels, groups, 2, EASY, np.random.default_rng(7))
+    generator, (z, mean, std) = np.random.default_rng(7), standardize_features(x)
     subsets = [balanced_subset(groups, generator) for _ in range(20)]
     seeds = generator.integers(2**31, size=20).tolist()
     fits = [fit_l1(z[at], labels[at], 2, EASY, seed) for at, seed in zip(subsets, seeds, strict=True)]
@@ -99,22 +99,22 @@ def test_twenty_refits_are_the_mean_of_twenty_fits():
     np.testing.assert_allclose(found.weight, weight, rtol=1e-12)
     np.testing.assert_allclose(found.bias, sum(fit.bias for fit in fits) / 20 - weight @ mean, rtol=1e-12)
     assert not np.allclose(fits[0].weight, fits[1].weight)
-    np.testing.assert_array_equal(average(fits[:1]).weight, fits[0].weight)
+    np.testing.assert_array_equal(average_heads(fits[:1]).weight, fits[0].weight)
 
 
 def test_the_stronger_the_penalty_the_more_weights_are_nothing():
     x, labels, _ = planted(0, agree=0.6, n=1200)
-    z, _, _ = standardised(x)
-    zeros = [(fit_l1(z, labels, 2, Choice(c), 0).weight[1] == 0).sum() for c in (1.0, 0.1, 0.01)]
+    z, _, _ = standardize_features(x)
+    zeros = [(fit_l1(z, labels, 2, Hyperparameters(c), 0).weight[1] == 0).sum() for c in (1.0, 0.1, 0.01)]
     assert zeros[0] < zeros[1] < zeros[2]
-    assert fit_l1(z, labels, 2, Choice(0.03), 0).weight[1, 0] > 0  # what counts is kept
+    assert fit_l1(z, labels, 2, Hyperparameters(0.03), 0).weight[1, 0] > 0  # what counts is kept
 
 
 def test_it_is_the_minimum_of_the_loss_that_is_named():
     """Sum of losses + |w, b| / C, the bias being penalised as well: no step from it is downhill."""
     x, labels, _ = planted(0, agree=0.6, n=80, noise=2)
-    z, _, _ = standardised(x)
-    fit = fit_l1(z, labels, 2, Choice(0.3, (1.0, 3.0)), 0)
+    z, _, _ = standardize_features(x)
+    fit = fit_l1(z, labels, 2, Hyperparameters(0.3, (1.0, 3.0)), 0)
     best = np.append(fit.weight[1], fit.bias[1])
 
     def loss(w: np.ndarray) -> float:
@@ -129,7 +129,7 @@ def test_several_classes_are_fitted_one_against_the_rest_and_absent_ones_never_a
     rng = np.random.default_rng(0)
     labels = rng.choice([0, 2, 3], size=300)
     x = np.eye(4)[labels] + rng.normal(size=(300, 4)) * 0.2
-    linear = refit(x, labels, labels, 4, EASY, rng, refits=2)
+    linear = fit_balanced(x, labels, labels, 4, EASY, rng, refits=2)
     answers = linear.logits(x).argmax(axis=1)
     assert (answers == labels).mean() > 0.97
     only = fit_l1(x, (labels == 2).astype(int), 2, EASY, 0)
@@ -137,17 +137,17 @@ def test_several_classes_are_fitted_one_against_the_rest_and_absent_ones_never_a
 
 
 def test_the_grid_has_every_c_and_weights_of_either_of_two_classes():
-    assert len(choices(3)) == len(choices(2, weigh=False)) == 7
-    assert len(set(choices(2))) == 7 * 13
-    assert {c.weights for c in choices(2)} >= {None, (1000.0, 1.0), (1.0, 1000.0)}
+    assert len(hyperparameter_grid(3)) == len(hyperparameter_grid(2, weigh=False)) == 7
+    assert len(set(hyperparameter_grid(2))) == 7 * 13
+    assert {c.weights for c in hyperparameter_grid(2)} >= {None, (1000.0, 1.0), (1.0, 1000.0)}
 
 
 def test_other_data_choose_and_the_first_of_equals_is_kept():
     x, labels, groups = planted(0, agree=0.9, n=200)
-    options = [Choice(1.0), Choice(0.1), Choice(0.01)]
+    options = [Hyperparameters(1.0), Hyperparameters(0.1), Hyperparameters(0.01)]
     told = {1.0: 0.5, 0.1: 0.8, 0.01: 0.8}
-    best, tried = tune(x, labels, groups, 2, options, lambda fit: told[fit.c], np.random.default_rng(0))
-    assert (best, tried) == (Choice(0.1), {choice: told[choice.c] for choice in options})
+    best, tried = select_hyperparameters(x, labels, groups, 2, options, lambda fit: told[fit.c], np.random.default_rng(0))
+    assert (best, tried) == (Hyperparameters(0.1), {choice: told[choice.c] for choice in options})
 
 
 # ---- from data to answers --------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_other_data_choose_and_the_first_of_equals_is_kept():
 
 @pytest.mark.parametrize("kind", ["val", "train"])
 def test_a_run_says_which_pictures_it_used_and_uses_no_others(toy, tmp_path, kind):
-    folder = train(Dfr(**settings(toy, tmp_path / "run", kind=kind)))
+    folder = train(Dfr(**settings(toy, tmp_path / "run", fit_on=kind)))
     assert len(list((folder / "features").iterdir())) == 1  # of no other split
     selection, metrics = facts_of(folder)["selection"], json.loads((folder / "metrics.json").read_text())
     assert selection["on"] == metrics["selected_on"] == kind
@@ -178,11 +178,11 @@ def test_other_seeds_divide_the_pictures_otherwise_and_the_same_one_alike(toy, t
 
 def test_from_the_command_line_to_answers(toy, tmp_path):
     run = tmp_path / "run"
-    code, out, err = typed("train", "dfr", toy, *SMALL, "--kind", "train", "--out", run)
+    code, out, err = typed("train", "dfr", toy, *SMALL, "--fit-on", "train", "--out", run)
     assert (code, err) == (0, "")
-    assert "selected by worst-group (DFR-Train: fitted and chosen with group labels) on the train data" in out
+    assert "selected by training worst-group accuracy (DFR-Train: fitted and chosen with group labels)" in out
     before = (run / "best.safetensors").read_bytes()
-    assert typed("train", "dfr", toy, *SMALL, "--kind", "train", "--out", run, "--resume")[0] == 0
+    assert typed("train", "dfr", toy, *SMALL, "--fit-on", "train", "--out", run, "--resume")[0] == 0
     assert (run / "best.safetensors").read_bytes() == before
     code, out, _ = typed("evaluate", run, *QUICK, "--out", tmp_path / "on")
     assert (code, "DFR-Train" in out) == (0, True)
@@ -191,7 +191,7 @@ def test_from_the_command_line_to_answers(toy, tmp_path):
 
 def test_on_crops_it_is_as_blind_as_a2(toy, tmp_path):
     run = tmp_path / "run"
-    code, out, err = typed("train", "a2-dfr", toy, *SMALL, "--crop", "2/7", "1/2", "--out", run)
+    code, out, err = typed("train", "a2-dfr", toy, *SMALL, "--crop-size", "2/7", "1/2", "--out", run)
     assert (code, err) == (0, "")
     assert "on half of val, the best of 2" in out
     assert "DFR-Val" in out
@@ -207,18 +207,18 @@ def test_on_crops_it_is_as_blind_as_a2(toy, tmp_path):
 def test_what_cannot_be_is_said_before_anything_is_computed(toy, tmp_path, config):
     groupless = table(tmp_path / "groupless", ("cat", "dog"))
     name, out = config.method, tmp_path / "run"
-    with pytest.raises(UserError, match=f"groupless: {name} needs groups, and these data have none"):
+    with pytest.raises(UserError, match=f"groupless: {name} needs group labels, and the data have none"):
         train(config(**settings(groupless, out)))
     with pytest.raises(UserError, match="--refits 0: must be at least 1"):
         train(config(**settings(toy, out, refits=0)))
-    with pytest.raises(UserError, match="a group of at least 50 pictures in the split 'val'; lower --floor"):
-        train(config(**settings(toy, out, floor=50)))
+    with pytest.raises(UserError, match="a group of at least 50 pictures in the split 'val'; lower --min-group-size"):
+        train(config(**settings(toy, out, min_group_size=50)))
     assert not (out / "features").exists()
 
 
 def test_small_groups_can_be_left_out(toy, tmp_path):
-    counts = facts_of(train(Dfr(**settings(toy, tmp_path / "all", kind="train"))))["data"]["counts"]["train"]
+    counts = facts_of(train(Dfr(**settings(toy, tmp_path / "all", fit_on="train"))))["data"]["counts"]["train"]
     floor = min(counts.values()) + 1
-    folder = train(Dfr(**settings(toy, tmp_path / "some", kind="train", floor=floor)))
+    folder = train(Dfr(**settings(toy, tmp_path / "some", fit_on="train", min_group_size=floor)))
     used = facts_of(folder)["selection"]["pictures"]["fitted_in_the_end"]
     assert set(used) == {name for name, n in counts.items() if n >= floor} != set(counts)

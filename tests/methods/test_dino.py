@@ -13,21 +13,21 @@ from sightline.data.batches import Batch
 from sightline.datasets.toy_images import make_toy
 from sightline.methods.dino import (
     Dino,
-    geometry,
-    hidden_patches,
+    crop_geometry,
+    draw_hidden_patches,
     koleo,
-    mass_and_hit,
-    nearest_neighbours,
+    knn_correct,
     self_distillation,
     sinkhorn,
 )
-from sightline.training.context import StepInfo
+from sightline.metrics.attention import mass_and_hit
+from sightline.training.trainable import StepInfo
 from sightline.vit.model import ViT, ViTConfig
 
 from ..conftest import small_vit
 
 TINY = Pretrain(
-    data=Path("pictures"), patch=8, pixels=32, large=24, small=16, smalls=2, prototypes=48, head_width=32, finish=0.25
+    data=Path("pictures"), patch=8, size=32, global_size=24, local_size=16, local_crops=2, prototypes=48, head_width=32, full_size_fraction=0.25
 )
 
 
@@ -83,7 +83,7 @@ def test_the_teacher_follows_exactly_and_ever_more_slowly():
             p.add_(1.0)
     before = [p.clone() for p in dino.teacher.parameters()]
     for step in (0, 4):
-        share = (1 - TINY.momentum) * (1 + math.cos(math.pi * step / 8)) / 2
+        share = (1 - TINY.teacher_momentum) * (1 + math.cos(math.pi * step / 8)) / 2
         expected = [b.lerp(s, share) for b, s in zip(before, dino.student.parameters(), strict=True)]
         dino.after_step(at(step))
         for teacher, wanted in zip(dino.teacher.parameters(), expected, strict=True):
@@ -93,8 +93,8 @@ def test_the_teacher_follows_exactly_and_ever_more_slowly():
 
 
 def test_only_the_student_learns():
-    dino = learner(masked=1.0)
-    losses = dino(dino.lesson(batch_of(), None, at(0)))
+    dino = learner(ibot=1.0)
+    losses = dino(dino.make_train_batch(batch_of(), None, at(0)))
     losses["loss"].backward()
     assert all(p.grad is None for p in dino.teacher.parameters())
     without = [name for name, p in dino.named_parameters() if p.requires_grad and p.grad is None]
@@ -104,8 +104,8 @@ def test_only_the_student_learns():
 
 
 def test_losses_are_computed_in_full_precision_under_autocast():
-    dino = learner(masked=1.0)
-    lesson = dino.lesson(batch_of(), None, at(0))
+    dino = learner(ibot=1.0)
+    lesson = dino.make_train_batch(batch_of(), None, at(0))
     with torch.autocast("cpu", torch.bfloat16):
         losses = dino(lesson)
     assert {loss.dtype for loss in losses.values()} == {torch.float32}
@@ -116,14 +116,14 @@ def test_losses_are_computed_in_full_precision_under_autocast():
 
 def test_the_centre_follows_the_teachers_answers_in_training_only():
     dino = learner()
-    lesson = dino.lesson(batch_of(), None, at(0))
+    lesson = dino.make_train_batch(batch_of(), None, at(0))
     with torch.no_grad():
         answers = dino.teacher.head(dino.teacher.vit(lesson.crops[0].flatten(0, 1)).cls).mean(0)
     dino(lesson)
     assert torch.allclose(dino.centre, answers, atol=1e-6), "the first one is that of the first batch"
     with torch.no_grad():
         dino.centre.zero_()
-    dino(replace(lesson, when=at(40, epochs=20)))
+    dino(replace(lesson, info=at(40, epochs=20)))
     assert torch.allclose(dino.centre, 0.1 * answers, atol=1e-6)
     before = dino.centre.clone()
     dino.eval()(lesson)
@@ -132,24 +132,24 @@ def test_the_centre_follows_the_teachers_answers_in_training_only():
 
 def test_the_last_share_of_the_steps_sees_full_size():
     dino = learner()
-    assert [dino.lesson(batch_of(), None, at(step)).crops[0].shape[-1] for step in (0, 5, 6, 7)] == [24, 24, 32, 32]
+    assert [dino.make_train_batch(batch_of(), None, at(step)).crops[0].shape[-1] for step in (0, 5, 6, 7)] == [24, 24, 32, 32]
 
 
 @pytest.mark.parametrize(("size", "sides"), [("nano", (8, 96, 64, 32, 96, 48)), ("s", (16, 224, 112, 48, 224, 96))])
 def test_the_family_has_the_crops_of_the_documentation(size, sides):
-    patch, pixels, early, late = geometry(Pretrain(data=Path("x"), size=size))
+    patch, pixels, early, late = crop_geometry(Pretrain(data=Path("x"), arch=size))
     assert (patch, pixels, early.large, early.small, late.large, late.small) == sides
 
 
 def test_hidden_patches_are_as_many_for_all_and_painted_over():
-    hidden = hidden_patches(at(0), 6)
+    hidden = draw_hidden_patches(at(0), 6)
     assert hidden.shape == (8, round(0.3 * 36))
     assert all(len(set(row.tolist())) == hidden.shape[1] for row in hidden)
-    dino = learner(masked=1.0)
+    dino = learner(ibot=1.0)
     with torch.no_grad():
         dino.hidden_patch.fill_(7.0)
     images = torch.zeros(8, 3, 48, 48)
-    painted = dino._without(images, hidden)
+    painted = dino._hide_patches(images, hidden)
     cells = painted[:, 0].unfold(1, 8, 8).unfold(2, 8, 8).flatten(3).eq(7).all(-1).flatten(1)
     assert torch.equal(cells.nonzero()[:, 1].view(8, -1), hidden.sort(1).values)
     assert painted.eq(7).float().mean() == pytest.approx(hidden.shape[1] / 36)
@@ -169,23 +169,23 @@ def test_mass_and_hit():
 def test_neighbours_vote_and_a_picture_is_not_its_own(generator):
     labels = torch.arange(60) % 3
     features = F.normalize(F.one_hot(labels, 8) + 0.05 * torch.randn(60, 8, generator=generator), dim=1)
-    assert nearest_neighbours(features, labels).all()
-    assert not nearest_neighbours(features, labels, features, (labels + 1) % 3).any()
+    assert knn_correct(features, labels).all()
+    assert not knn_correct(features, labels, features, (labels + 1) % 3).any()
     lonely = torch.tensor([0, 1, 1])
-    assert not nearest_neighbours(features[:3], lonely)[0]
+    assert not knn_correct(features[:3], lonely)[0]
 
 
-@pytest.mark.parametrize("changes", [{}, {"centring": "sinkhorn"}, {"masked": 0.5}], ids=["mean", "sinkhorn", "masked"])
+@pytest.mark.parametrize("changes", [{}, {"centring": "sinkhorn"}, {"ibot": 0.5}], ids=["mean", "sinkhorn", "masked"])
 def test_it_learns_and_does_not_collapse(changes):
     """The loss falls, and the teacher gives different answers to different pictures, using many prototypes."""
     torch.manual_seed(0)
     vit = ViT(ViTConfig(width=32, depth=2, heads=2, patch=8, grid=(4, 4), registers=2))
-    dino = Dino(vit, replace(TINY, momentum=0.95, **changes)).train()
+    dino = Dino(vit, replace(TINY, teacher_momentum=0.95, **changes)).train()
     optimizer = torch.optim.AdamW([p for p in dino.parameters() if p.requires_grad], lr=1e-3)
     losses, batch = [], batch_of(24)
     for step in range(50):
         when = StepInfo(0, step, 0, 100, 1, torch.arange(24))
-        lesson = dino.lesson(batch, None, when)
+        lesson = dino.make_train_batch(batch, None, when)
         found = dino(lesson)
         optimizer.zero_grad()
         found["loss"].backward()

@@ -16,12 +16,12 @@ from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.methods import given_mask
 from sightline.methods.erm import Classifier
-from sightline.methods.given_mask import Given, GivenMask, having_masks, with_masks
+from sightline.methods.given_mask import MaskSettings, GivenMask, require_masks, with_masks
 from sightline.train import train
 from sightline.verify.verify import verify
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.what.masked import MaskedViT
-from sightline.what.pool import LateMask as LatelyMasked
+from sightline.what.pool import LateMaskedViT
 
 from ..commands import QUICK, typed
 from ..conftest import shared, small_vit
@@ -45,7 +45,7 @@ def without_masks(toy, tmp_path_factory) -> Path:
 
 
 def small(data: Path, out: Path, kind: type[EarlyMask] = EarlyMask, **changes) -> EarlyMask:
-    settings = {"backbone": "random:nano", "size": 32, "epochs": 1, "batch": 8, "workers": 0, "device": "cpu"}
+    settings = {"backbone": "random:nano", "epochs": 1, "batch": 8, "workers": 0, "device": "cpu"}
     return kind(data, out=out, **settings | changes)
 
 
@@ -58,7 +58,7 @@ def masks_of(toy: Path, split: str) -> list[Path]:
 
 
 def told(what, **changes) -> GivenMask:
-    return GivenMask(what, replace(Given("data", 0.5, False), **changes), told=having_masks, where=None).eval()
+    return GivenMask(what, replace(MaskSettings("data", 0.5, False), **changes), add_masks=require_masks, where=None).eval()
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def masks(generator):
 
 
 def test_early_is_blind_and_late_leaks(images, masks):
-    early, late = told(MaskedViT(small_vit())), told(LatelyMasked(small_vit(classes=0), 5))
+    early, late = told(MaskedViT(small_vit())), told(LateMaskedViT(small_vit(classes=0), 5))
     assert verify(early, images, early.look_at(images, masks), draws=1).verdict == "blind"
     assert verify(late, images, late.look_at(images, masks), draws=1).verdict == "leaks"
 
@@ -86,7 +86,7 @@ def test_early_is_blind_and_late_leaks(images, masks):
 def test_hidden_pixels_of_kept_patches_are_seen_unless_asked(images, masks):
     other = torch.where(masks[:, None], images, 1 - images)
     for pixels in (False, True):
-        model = told(MaskedViT(small_vit()), at_least=0.1, pixels=pixels)
+        model = told(MaskedViT(small_vit()), patch_threshold=0.1, pixels=pixels)
         sight = model.look_at(images, masks)
         assert (sight.visible((32, 32)) & ~masks).any() != pixels
         one, two = (model.judge(seen, sight).logits for seen in (images, other))
@@ -97,7 +97,7 @@ def test_hidden_pixels_of_kept_patches_are_seen_unless_asked(images, masks):
 def test_a_patch_is_kept_from_its_share_on(images):
     masks = torch.zeros(4, 32, 32, dtype=torch.bool)
     masks[:, :8, :4] = True  # half of the first patch
-    kept = [told(MaskedViT(small_vit()), at_least=share).look_at(images, masks).keep.sum() for share in (0.5, 0.6)]
+    kept = [told(MaskedViT(small_vit()), patch_threshold=share).look_at(images, masks).keep.sum() for share in (0.5, 0.6)]
     assert kept == [4, 0]
 
 
@@ -132,7 +132,7 @@ def test_without_masks_it_says_what_is_needed(toy, without_masks, tmp_path):
     code, _, err = typed("evaluate", folder, without_masks, *QUICK)
     assert (code, "has no masks" in err) == (2, True), err
     code, _, err = typed("predict", folder, toy / "test", "--device", "cpu")
-    assert (code, "told where to look" in err) == (2, True), err
+    assert (code, "needs a mask for every image" in err) == (2, True), err
     code, _, err = typed("verify", folder, toy / "test")
     assert (code, "--masks FOLDER" in err) == (2, True), err
 
@@ -177,27 +177,27 @@ def test_what_a_folder_lacks_is_named(toy, tmp_path):
         with_masks(rows, tmp_path / "nowhere")
     shutil.copytree(toy / "masks", tmp_path / "masks")
     (tmp_path / "masks" / "val" / "00003.png").unlink()
-    with pytest.raises(UserError, match=r"no mask for 1 of the pictures, such as val/00003.png; add val/00003.png"):
+    with pytest.raises(UserError, match=r"no mask for 1 images, such as val/00003.png; add val/00003.png"):
         with_masks(rows, tmp_path / "masks")
-    with pytest.raises(UserError, match="no mask for 32 of the pictures"):
+    with pytest.raises(UserError, match="no mask for 32 images"):
         with_masks(rows, toy / "train")  # a folder too deep
     gaps = replace(rows, masks=["", *rows.masks[1:]])
-    with pytest.raises(UserError, match=r"for 1 of its pictures, such as train/00000\.png; .* robustvit"):
-        having_masks(gaps)
+    with pytest.raises(UserError, match=r"for 1 images, such as train/00000\.png; .* robustvit"):
+        require_masks(gaps)
 
 
 def test_which_of_two_masks_is_meant_is_not_guessed(toy, tmp_path):
     shutil.copytree(toy / "masks", tmp_path / "masks")
     shutil.copy(tmp_path / "masks/val/00003.png", tmp_path / "masks/val/00003.bmp")
-    with pytest.raises(UserError, match=r"00003.bmp and 00003.png could both be val/00003.png's mask; keep one"):
+    with pytest.raises(UserError, match=r"00003.bmp and 00003.png are both masks of val/00003.png; keep one"):
         with_masks(read_rows(toy), tmp_path / "masks")
 
 
 @pytest.mark.parametrize(
-    ("told", "share"), [({}, 0.5), ({"sight": "pixels"}, 0.1), ({"sight": "pixels", "at_least": 0.3}, 0.3)]
+    ("told", "share"), [({}, 0.5), ({"sight": "pixels"}, 0.1), ({"sight": "pixels", "patch_threshold": 0.3}, 0.3)]
 )
 def test_patches_are_kept_from_a_half_on_and_to_the_pixel_from_a_tenth_on(told, share):
-    assert Given.of({"masks": "data", "at_least": None, "pixels": False} | told).at_least == share
+    assert MaskSettings.of({"masks": "data", "patch_threshold": None, "pixels": False} | told).at_least == share
 
 
 @pytest.mark.parametrize(("size", "near"), [(24, 32), (8, 32)])
@@ -205,7 +205,7 @@ def test_what_makes_masks_must_have_patches_that_divide_the_pictures(toy, tmp_pa
     save_backbone(small_vit(patch=16), tmp_path / "other.safetensors")
     told = {"masks": f"tokencut:{tmp_path / 'other.safetensors'}", "size": size}
     with pytest.raises(
-        UserError, match=rf"patches of 16 pixels, and pictures here are {size}×{size}; choose --size {near}"
+        UserError, match=rf"16-pixel patches do not divide images of {size}×{size}; choose --size {near}"
     ):
         train(small(toy, tmp_path / "run", **told))
 
@@ -213,11 +213,11 @@ def test_what_makes_masks_must_have_patches_that_divide_the_pictures(toy, tmp_pa
 @pytest.mark.parametrize(
     ("kind", "wrong", "said"),
     [
-        (EarlyMask, {"at_least": 0.0}, "--at-least 0.0"),
+        (EarlyMask, {"patch_threshold": 0.0}, "--patch-threshold 0.0"),
         (LateMask, {"sight": "pixels"}, "--sight pixels: late masking sees every pixel"),
         (LateMask, {"zoom": True}, "--zoom: late masking sees every pixel"),
         (LateMask, {"fill": "black"}, "--fill: late masking sees every pixel"),
-        (EarlyMask, {"fill": "noise"}, "--fill noise: without --sight pixels or --zoom"),
+        (EarlyMask, {"fill": "noise"}, "--fill noise: no pixel of a kept patch is hidden"),
         (EarlyMask, {"masks": "nowhere"}, "nowhere: no such folder of masks"),
         (EarlyMask, {"masks": "found:nothing"}, "nothing: no such file"),
     ],
@@ -260,7 +260,7 @@ def test_the_weights_that_look_are_not_the_methods(without_masks, tmp_path):
 
 def test_what_looks_follows_the_pictures_also_for_maps(images):
     where = given_mask.saliency("found:random:nano").to("meta")
-    model = GivenMask(MaskedViT(small_vit()), Given("", 0.5, False), told=None, where=where)
+    model = GivenMask(MaskedViT(small_vit()), MaskSettings("", 0.5, False), add_masks=None, where=where)
     asked = []
     where.to = lambda device: asked.append(device) or given_mask.saliency("found:random:nano")
     assert model.maps(images)
@@ -277,13 +277,13 @@ def test_weights_that_look_and_have_changed_are_refused(without_masks, tmp_path)
     save_backbone(load_backbone("random:nano", seed=1), weights)
     with pytest.raises(UserError, match=r"looks\.safetensors: not the weights that made this run's masks"):
         load(folder)
-    with pytest.raises(UserError, match="put those back, or train again"):
+    with pytest.raises(UserError, match="restore them, or train again"):
         train(replace(config, resume=True))
 
 
 @pytest.mark.parametrize("masks", ["data", "found:random:nano"])
 def test_an_average_of_the_weights_can_be_kept(toy, tmp_path, masks):
-    folder = train(small(toy, tmp_path / "run", masks=masks, average=0.9))
+    folder = train(small(toy, tmp_path / "run", masks=masks, ema=0.9))
     assert load(folder).method.what.vit.head is not None
 
 
@@ -323,7 +323,7 @@ def test_u2net_makes_masks(toy, tmp_path):
         shutil.copy(toy / name, few / name)
     lines = ["image,label,split", "train/00000.png,a,train", "train/00001.png,b,train"]
     (few / "rows.csv").write_text("\n".join([*lines, "val/00000.png,a,val", "test/00000.png,b,test"]) + "\n")
-    folder = train(small(few, tmp_path / "run", masks=f"u2net:{weights}", sight="pixels", at_least=0.1, average=0.9))
+    folder = train(small(few, tmp_path / "run", masks=f"u2net:{weights}", sight="pixels", patch_threshold=0.1, ema=0.9))
     assert len(list((folder / "masks").rglob("*.png"))) == 4
     before = answers_of(folder)
     assert typed("evaluate", folder, *QUICK)[0] == 0

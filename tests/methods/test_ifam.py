@@ -9,11 +9,11 @@ import tyro
 
 from sightline.config import Ifam, Pdiscoformer, Shaping
 from sightline.data.augment import Affine
-from sightline.methods.base import PartSettings, RandomDraws, selector
-from sightline.methods.ifam import IFam, Pixels, predictor
+from sightline.methods.base import PartSettings, RandomDraws, make_selector
+from sightline.methods.ifam import IFam, make_predictor, pixel_settings
 from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.sight import Sight
-from sightline.training.context import StepInfo, TrainBatch
+from sightline.training.trainable import StepInfo, TrainBatch
 from sightline.verify.verify import verify
 
 from ..conftest import small_vit
@@ -25,13 +25,13 @@ def ifam(**changes) -> IFam:
     """As in the papers: whole patches are hidden."""
     settings = Ifam(Path("data"), **{"parts": 3, "sight": "patches"} | changes)
     vit = small_vit(classes=0)
-    how = PartSettings.of(settings), Pixels.of(settings)
-    return IFam(selector(vit, settings, CLASSES), predictor(vit, settings, CLASSES), *how)
+    how = PartSettings.of(settings), pixel_settings(settings)
+    return IFam(make_selector(vit, settings, CLASSES), make_predictor(vit, settings, CLASSES), *how)
 
 
 def pdiscoformer(**changes) -> PDiscoFormer:
     settings = Pdiscoformer(Path("data"), **{"parts": 3} | changes)
-    return PDiscoFormer(selector(small_vit(classes=0), settings, CLASSES), PartSettings.of(settings))
+    return PDiscoFormer(make_selector(small_vit(classes=0), settings, CLASSES), PartSettings.of(settings))
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def draws(model, images, seed: int = 0, **changes) -> RandomDraws:
     return replace(drawn, **changes)
 
 
-def lesson(images) -> TrainBatch:
+def train_batch(images) -> TrainBatch:
     when = StepInfo(seed=0, epoch=0, step=0, epochs=1, steps=1, places=torch.arange(len(images)))
     return TrainBatch(images, LABELS, None, None, torch.arange(len(images)), when)
 
@@ -78,8 +78,8 @@ def test_without_the_masks_gradient_it_teaches_them_nothing(images, without):
 
 
 def test_soft_masks_teach_too_and_can_be_kept_from_it(images):
-    assert gradient_of_the_answer(ifam(soft=True), images).abs().max() > 0
-    assert gradient_of_the_answer(ifam(soft=True, mask_gradient=False), images) is None
+    assert gradient_of_the_answer(ifam(soft_mask=True), images).abs().max() > 0
+    assert gradient_of_the_answer(ifam(soft_mask=True, mask_gradient=False), images) is None
 
 
 def test_the_gradient_is_that_of_the_surviving_shares(images):
@@ -93,14 +93,14 @@ def test_the_gradient_is_that_of_the_surviving_shares(images):
 
     with torch.no_grad():
         features = model.where.discover(images).features
-    weight = model.shown(images, model.where.discover(images), drawn)[1].detach().requires_grad_()
+    weight = model.stage2_input(images, model.where.discover(images), drawn)[1].detach().requires_grad_()
     answer = torch.nn.functional.cross_entropy(model.what.vit(images, weight).logits, LABELS)
     (upstream,) = torch.autograd.grad(answer, [weight])
 
     def surrogate() -> float:
-        scores = model.where.scores(model.where._discovered(features, None).logits, drawn.noise_mask)
-        shares = scores.softmax(dim=1)[:, :-1] * keep_masked[..., None, None]
-        return float((upstream * shares.sum(dim=1)).sum())
+        scores = model.where.scores(model.where._assign(features, None).logits, drawn.noise_mask)
+        probabilities = scores.softmax(dim=1)[:, :-1] * keep_masked[..., None, None]
+        return float((upstream * probabilities.sum(dim=1)).sum())
 
     step = 1e-5
     for k, d in ((0, 3), (1, 7), (3, 0)):
@@ -125,29 +125,29 @@ def test_presets_say_what_papers_and_published_code_do():
     assert ours == replace(papers, mask_gradient=False), "pixels are found better without"
     assert (papers.share_noise, papers.eval_noise, papers.mask_gradient) == (True, False, True)
     assert (published.share_noise, published.eval_noise, published.mask_gradient) == (False, True, False)
-    assert (papers.shaping.orthogonal, published.shaping.orthogonal) == ("parts", "channels")
-    assert (papers.shaping.total_variation_at, published.shaping.total_variation_at) == (37, 0)
-    weights = [replace(how.shaping, orthogonal=None, total_variation_at=None) for how in (papers, published)]
+    assert (papers.shaping.orthogonality_over, published.shaping.orthogonality_over) == ("parts", "channels")
+    assert (papers.shaping.total_variation_grid, published.shaping.total_variation_grid) == (37, 0)
+    weights = [replace(how.shaping, orthogonality_over=None, total_variation_grid=None) for how in (papers, published)]
     assert weights == [Shaping(1, 1, 1, 1, 1, 2, 0)] * 2
 
 
 def test_flags_win_over_the_preset():
     flags = ["data", "--preset", "published", "--share-noise", "True", "--eval-noise", "False"]
-    flags += ["--shaping.orthogonal", "parts", "--mask-gradient", "True"]
+    flags += ["--shaping.orthogonality-over", "parts", "--mask-gradient", "True"]
     how = PartSettings.of(tyro.cli(Ifam, args=flags))
-    assert (how.share_noise, how.eval_noise, how.mask_gradient, how.shaping.orthogonal) == (True, False, True, "parts")
+    assert (how.share_noise, how.eval_noise, how.mask_gradient, how.shaping.orthogonality_over) == (True, False, True, "parts")
 
 
 def test_noise_is_shared_or_drawn_twice(images):
     torch.manual_seed(0)
-    drawn = ifam().draw(lesson(images))
+    drawn = ifam().draw(train_batch(images))
     assert drawn.noise_mask is drawn.noise
-    drawn = ifam(preset="published").draw(lesson(images))
+    drawn = ifam(preset="published").draw(train_batch(images))
     assert not torch.equal(drawn.noise_mask, drawn.noise)
 
 
 def test_dropout_of_parts_and_of_the_mask_have_rates_of_their_own(images):
-    many = lesson(images[:1].expand(2000, -1, -1, -1))
+    many = train_batch(images[:1].expand(2000, -1, -1, -1))
 
     def kept(**changes) -> list[float]:
         torch.manual_seed(0)
@@ -177,13 +177,13 @@ def test_ablations_leave_out_what_they_name(images):
 def test_what_no_loss_reaches_is_not_trained(images):
     """Several processes would wait for its gradient in vain."""
     for changes in (
-        {}, {"preset": "published"}, {"classify_parts": 0}, {"shaping": Shaping.none()}, {"soft": True},
+        {}, {"preset": "published"}, {"classify_parts": 0}, {"shaping": Shaping.none()}, {"soft_mask": True},
         {"shaping": Shaping.none(), "classify_parts": 0}, {"tune_selector": "all"},
-        {"tune_selector": "nothing"}, {"freeze_predictor": True},
+        {"tune_selector": "none"}, {"freeze_predictor": True},
         {"parts": 1}, {"registers": False},
     ):  # fmt: skip
         model = ifam(**changes)
-        model(lesson(images))["loss"].backward()
+        model(train_batch(images))["loss"].backward()
         for name, parameter in model.named_parameters():
             assert (parameter.grad is not None) == parameter.requires_grad, (changes, name)
             assert parameter.grad is None or parameter.grad.isfinite().all(), (changes, name)
@@ -220,8 +220,8 @@ def test_both_stages_begin_with_the_backbones_weights():
 def test_empty_masks_are_fine(images, parts):
     model = ifam(parts=parts)
     nothing = torch.zeros(len(images), parts, dtype=torch.bool)
-    for how in (model.how, replace(model.how, mask_gradient=False), replace(model.how, soft=True)):
-        model.how = how
+    for how in (model.settings, replace(model.settings, mask_gradient=False), replace(model.settings, soft_mask=True)):
+        model.settings = how
         drawn = draws(model, images, keep_masked=nothing, keep_parts=nothing)
         losses = model.losses(images, LABELS, drawn)
         torch.stack(list(losses.values())).sum().backward()
@@ -273,7 +273,7 @@ def test_ifam_is_blind_pdiscoformer_leaks_and_soft_masks_are_refused(images):
         assert verify(ifam(preset=preset).eval(), images, draws=1).verdict == "blind"
     certificate = verify(pdiscoformer().eval(), images, draws=1)
     assert certificate.verdict == "leaks"
-    soft = ifam(soft=True).eval()
+    soft = ifam(soft_mask=True).eval()
     sight = soft.look(images)
     assert torch.equal(sight.keep, sight.parts[:, :-1].amax(dim=1) > 0.5)
     assert verify(soft, images, draws=1).verdict != "blind"

@@ -14,20 +14,20 @@ from sightline.data.augment import Affine
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
-from sightline.methods.base import PartSettings, RandomDraws, selector
-from sightline.methods.ifam import IFam, Pixels, build_ifam, check_hopeless_pixels, predictor, put_back
+from sightline.methods.base import PartSettings, RandomDraws, make_selector
+from sightline.methods.ifam import IFam, build_ifam, check_pixel_config, make_predictor, paste_windows, pixel_settings
 from sightline.sight import cell_share
 from sightline.verify.verify import verify
-from sightline.what.zoom import Zoom, zoom_boxes, zoom_in
-from sightline.where.fine import Fine, fine_share
-from sightline.where.parts import foreground
+from sightline.what.zoom import Zoom, zoom_windows, zoom_in
+from sightline.where.pixels import PixelSettings, pixel_foreground_probability
+from sightline.where.parts import foreground_probability
 
 from ..commands import QUICK, SMALL, typed
 from ..conftest import small_vit
 
 BRIGHT, DARK = (0.85, 0.8, 0.2), (0.1, 0.2, 0.3)
 LABELS = torch.tensor([0, 1, 2, 0])
-NEW = ("sight", "guide", "sure", "zoom", "look_again", "look_size")
+NEW = ("sight", "guide_radius", "pixel_threshold", "zoom", "refine", "selector_size")
 EVERY_WAY = pytest.mark.parametrize(("zoom", "look_again"), list(product([False, True], repeat=2)))
 
 
@@ -39,7 +39,7 @@ def ifam(**changes) -> IFam:
     """As tiny as can be, but it has learned to tell bright things from dark ground."""
     told, vit = settings(**changes), small_vit(classes=0)
     model = IFam(
-        selector(vit, told, 3, told.look_size), predictor(vit, told, 3), PartSettings.of(told), Pixels.of(told)
+        make_selector(vit, told, 3, told.selector_size), make_predictor(vit, told, 3), PartSettings.of(told), pixel_settings(told)
     ).eval()
     bright, dark = (torch.tensor(colour).view(1, 3, 1, 1).expand(1, 3, 32, 32) for colour in (BRIGHT, DARK))
     with torch.no_grad():
@@ -76,16 +76,16 @@ def draws(model: IFam, images, **changes) -> RandomDraws:
 
 def test_by_default_pixels_are_hidden_the_sight_is_zoomed_in_on_and_looked_at_again():
     model = ifam()
-    assert model.pixels == Pixels(Fine(sure=0.5, at_least=0.1, guide=16), look_again=True)
+    assert model.pixels == PixelSettings(pixel_threshold=0.5, patch_threshold=0.1, guide_radius=16, refine=True)
     assert model.what.zoom == Zoom()
-    assert not model.how.mask_gradient
-    plain = ifam(zoom=False, look_again=False, sure=0.7, guide=4, mask_gradient=True)
-    assert plain.pixels == Pixels(Fine(sure=0.7, guide=4), look_again=False)
+    assert not model.settings.mask_gradient
+    plain = ifam(zoom=False, refine=False, pixel_threshold=0.7, guide_radius=4, mask_gradient=True)
+    assert plain.pixels == PixelSettings(pixel_threshold=0.7, guide_radius=4, refine=False)
     assert plain.what.zoom is None
-    assert plain.how.mask_gradient
+    assert plain.settings.mask_gradient
 
 
-@pytest.mark.parametrize("told", [{"preset": "published"}, {"soft": True}, {"sight": "patches"}])
+@pytest.mark.parametrize("told", [{"preset": "published"}, {"soft_mask": True}, {"sight": "patches"}])
 def test_papers_published_code_and_soft_masks_hide_patches(told, images):
     model = ifam(**told)
     assert model.pixels is None
@@ -101,47 +101,47 @@ def test_published_or_not_who_asks_for_pixels_gets_them_and_patches_can_be_zoome
 
 def test_runs_from_before_there_were_pixels_hide_patches(images):
     old = {name: value for name, value in asdict(settings()).items() if name not in NEW}
-    old["shaping"] = {name: value for name, value in old["shaping"].items() if name != "total_variation_at"}
+    old["shaping"] = {name: value for name, value in old["shaping"].items() if name != "total_variation_grid"}
     assert settings().hides_pixels
     config = stored_config(Ifam, old)
     assert not config.hides_pixels
     model = build_ifam(small_vit(classes=0).config, config, {"data": {"classes": ["a", "b", "c"]}}).eval()
     assert (model.pixels, model.what.zoom, model.where.size) == (None, None, None)
-    assert model.how.mask_gradient
+    assert model.settings.mask_gradient
     assert model.look(images).keep_pixels is None
 
 
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"soft": True, "sight": "pixels"}, "--soft"),
-        ({"soft": True, "zoom": True}, "--soft"),
-        ({"sight": "patches", "look_again": True}, "--look-again"),
-        ({"preset": "published", "look_again": True}, "--look-again"),
-        ({"sight": "patches", "look_size": 64}, "--look-size"),
-        ({"sight": "patches", "sure": 0.9}, "--sure: draws the border of pixels"),
-        ({"sight": "patches", "guide": 0}, "--guide: draws the border of pixels"),
-        ({"sure": 0.0}, "--sure 0.0"),
-        ({"sure": 1.0}, "--sure 1.0"),
-        ({"guide": -1}, "--guide -1"),
+        ({"soft_mask": True, "sight": "pixels"}, "--soft-mask"),
+        ({"soft_mask": True, "zoom": True}, "--soft-mask"),
+        ({"sight": "patches", "refine": True}, "--refine"),
+        ({"preset": "published", "refine": True}, "--refine"),
+        ({"sight": "patches", "selector_size": 64}, "--selector-size"),
+        ({"sight": "patches", "pixel_threshold": 0.9}, "--pixel-threshold: draws the border of pixels"),
+        ({"sight": "patches", "guide_radius": 0}, "--guide-radius: draws the border of pixels"),
+        ({"pixel_threshold": 0.0}, "--pixel-threshold 0.0"),
+        ({"pixel_threshold": 1.0}, "--pixel-threshold 1.0"),
+        ({"guide_radius": -1}, "--guide-radius -1"),
     ],
 )
 def test_what_cannot_be_is_refused(told, said):
     with pytest.raises(UserError, match=said):
-        check_hopeless_pixels(Ifam(Path("data"), **told))
+        check_pixel_config(Ifam(Path("data"), **told))
 
 
-@pytest.mark.parametrize("told", [{}, {"soft": True}, {"preset": "published"}, {"sight": "patches", "zoom": True}])
+@pytest.mark.parametrize("told", [{}, {"soft_mask": True}, {"preset": "published"}, {"sight": "patches", "zoom": True}])
 def test_what_can_be_is_not(told):
-    check_hopeless_pixels(Ifam(Path("data"), **told))
+    check_pixel_config(Ifam(Path("data"), **told))
 
 
 # ---- looking and judging ---------------------------------------------------------------------------------------------
 
 
 @EVERY_WAY
-def test_it_is_blind_to_the_pixel(images, zoom, look_again):
-    certificate = verify(ifam(zoom=zoom, look_again=look_again), images, draws=1, ascent_steps=2)
+def test_it_is_blind_to_the_pixel(images, zoom, refine):
+    certificate = verify(ifam(zoom=zoom, refine=refine), images, draws=1, ascent_steps=2)
     assert certificate.verdict == "blind", certificate.sentence
     assert {row.level for row in certificate.tried if row.trials} == {"patches", "pixels"}
     assert certificate.largest_gradient == 0
@@ -149,8 +149,8 @@ def test_it_is_blind_to_the_pixel(images, zoom, look_again):
 
 @EVERY_WAY
 @torch.no_grad()
-def test_looking_is_deterministic_and_patches_and_pixels_agree(images, zoom, look_again):
-    model = ifam(zoom=zoom, look_again=look_again)
+def test_looking_is_deterministic_and_patches_and_pixels_agree(images, zoom, refine):
+    model = ifam(zoom=zoom, refine=refine)
     sight, again = model.look(images), model.look(images)
     assert torch.equal(sight.keep_pixels, again.keep_pixels)
     assert torch.equal(sight.keep, cell_share(sight.keep_pixels, (4, 4)) >= 0.1)
@@ -164,8 +164,8 @@ def test_looking_is_deterministic_and_patches_and_pixels_agree(images, zoom, loo
 
 @EVERY_WAY
 @torch.no_grad()
-def test_hidden_pixels_may_be_anything(images, zoom, look_again):
-    model = ifam(zoom=zoom, look_again=look_again)
+def test_hidden_pixels_may_be_anything(images, zoom, refine):
+    model = ifam(zoom=zoom, refine=refine)
     sight = model.look(images)
     answer, hidden = model.judge(images, sight), ~sight.visible((32, 32))[:, None]
     for anything in (torch.nan, torch.inf, -1e30):
@@ -177,10 +177,10 @@ def test_hidden_pixels_may_be_anything(images, zoom, look_again):
 
 @torch.no_grad()
 def test_to_be_surer_is_to_see_less(images):
-    model = ifam(look_again=False)
+    model = ifam(refine=False)
     seen = []
     for sure in (0.3, 0.5, 0.7):
-        model.pixels = replace(model.pixels, fine=Fine(sure=sure))
+        model.pixels = replace(model.pixels, pixel_threshold=sure)
         seen.append(model.look(images).keep_pixels)
     assert not (seen[1] & ~seen[0]).any()
     assert not (seen[2] & ~seen[1]).any()
@@ -189,8 +189,8 @@ def test_to_be_surer_is_to_see_less(images):
 
 @torch.no_grad()
 @pytest.mark.parametrize("look_again", [False, True])
-def test_parts_can_be_discovered_in_larger_pictures(images, look_again):
-    usual, finer = ifam(look_again=look_again), ifam(look_size=64, look_again=look_again)
+def test_parts_can_be_discovered_in_larger_pictures(images, refine):
+    usual, finer = ifam(refine=refine), ifam(selector_size=64, refine=refine)
     sight = finer.look(images)
     assert usual.look(images).parts.shape[2:] == (4, 4)
     assert sight.parts.shape[2:] == (8, 8)
@@ -203,13 +203,13 @@ def test_parts_can_be_discovered_in_larger_pictures(images, look_again):
 
 
 def test_parts_in_pictures_as_large_as_ever_are_the_same(images):
-    one, two = ifam(), ifam(look_size=32)
+    one, two = ifam(), ifam(selector_size=32)
     assert torch.equal(one.look(images).keep_pixels, two.look(images).keep_pixels)
 
 
 @EVERY_WAY
-def test_an_empty_sight_has_an_answer_and_a_gradient(images, zoom, look_again):
-    model = ifam(zoom=zoom, look_again=look_again, mask_gradient=True)
+def test_an_empty_sight_has_an_answer_and_a_gradient(images, zoom, refine):
+    model = ifam(zoom=zoom, refine=refine, mask_gradient=True)
     with torch.no_grad():
         model.where.prototypes[:-1] += 100.0
         sight = model.look(images)
@@ -224,7 +224,7 @@ def test_an_empty_sight_has_an_answer_and_a_gradient(images, zoom, look_again):
 
 @torch.no_grad()
 def test_the_pixels_of_a_dropped_part_disappear():
-    model = ifam(look_again=False)
+    model = ifam(refine=False)
     stripes = torch.tensor([[0.9, 0.1, 0.1], [0.9, 0.1, 0.1], [0.1, 0.9, 0.1], [0.1, 0.1, 0.9]])
     images = stripes.T[None, :, None].repeat_interleave(8, dim=3).expand(-1, -1, 32, -1)
     scores = torch.full((1, 4, 4, 4), -20.0)
@@ -253,7 +253,7 @@ def waves() -> torch.Tensor:
 def test_what_was_found_closer_is_put_back_in_its_place():
     maps, everything = waves(), torch.ones(4, 32, 32, dtype=torch.bool)
     enlarged = zoom_in(maps[:, None].expand(-1, 3, -1, -1), everything, WINDOWS, (32, 32), torch.zeros(3, 1, 1))[0]
-    back = put_back(enlarged[:, 0], WINDOWS)
+    back = paste_windows(enlarged[:, 0], WINDOWS)
     for (left, top, right, bottom), found, true in zip(WINDOWS.tolist(), back, maps, strict=True):
         inside = slice(top, bottom), slice(left, right)
         assert (found[inside] - true[inside]).abs().max() < 0.05
@@ -263,7 +263,7 @@ def test_what_was_found_closer_is_put_back_in_its_place():
 
 
 def test_all_of_a_window_is_all_of_it():
-    back = put_back(torch.ones(4, 32, 32), WINDOWS)
+    back = paste_windows(torch.ones(4, 32, 32), WINDOWS)
     for full, (left, top, right, bottom) in zip(back, WINDOWS.tolist(), strict=True):
         expected = torch.zeros(32, 32)
         expected[top:bottom, left:right] = 1
@@ -273,10 +273,10 @@ def test_all_of_a_window_is_all_of_it():
 def test_putting_back_is_precise_under_autocast_and_has_a_gradient(generator):
     found = torch.rand(4, 32, 32, generator=generator)
     with torch.autocast("cpu", torch.bfloat16):
-        under = put_back(found, WINDOWS)
-    assert torch.equal(under, put_back(found, WINDOWS))
+        under = paste_windows(found, WINDOWS)
+    assert torch.equal(under, paste_windows(found, WINDOWS))
     some = found[:2, ::4, ::4].double().requires_grad_()
-    assert torch.autograd.gradcheck(put_back, (some, torch.tensor([[1, 2, 5, 6], [0, 0, 8, 8]])))
+    assert torch.autograd.gradcheck(paste_windows, (some, torch.tensor([[1, 2, 5, 6], [0, 0, 8, 8]])))
 
 
 @torch.no_grad()
@@ -284,8 +284,8 @@ def test_it_looks_again_at_the_window_around_what_it_saw(images):
     model = ifam()
     share = torch.zeros(4, 32, 32)
     share[:, 10:18, 6:16] = 1.0
-    closer, windows = model.closer(images, share)
-    assert windows.tolist() == zoom_boxes(share > 0, margin=0.25, smallest=0.3).tolist() == [[3, 6, 18, 21]] * 4
+    closer, windows = model.zoomed_views(images, share)
+    assert windows.tolist() == zoom_windows(share > 0, margin=0.25, smallest=0.3).tolist() == [[3, 6, 18, 21]] * 4
     cut = F.interpolate(images[..., 6:21, 3:18], (32, 32), mode="bilinear")
     assert (closer - cut)[..., 3:-3, 3:-3].abs().max() < 1e-5, "of which it may see all"
 
@@ -294,9 +294,9 @@ def test_it_looks_again_at_the_window_around_what_it_saw(images):
 
 
 @EVERY_WAY
-def test_without_the_masks_gradient_the_answer_teaches_the_first_stage_nothing(images, zoom, look_again):
+def test_without_the_masks_gradient_the_answer_teaches_the_first_stage_nothing(images, zoom, refine):
     for told, teaches in (({}, False), ({"mask_gradient": True}, True)):
-        model = ifam(zoom=zoom, look_again=look_again, **told)
+        model = ifam(zoom=zoom, refine=refine, **told)
         answer = model.losses(images, LABELS, draws(model, images))["answer"]
         (gradient,) = torch.autograd.grad(answer, [model.where.prototypes], allow_unused=True)
         assert (gradient is not None) == teaches
@@ -304,10 +304,10 @@ def test_without_the_masks_gradient_the_answer_teaches_the_first_stage_nothing(i
 
 
 @EVERY_WAY
-def test_training_sees_what_judging_sees(images, zoom, look_again):
+def test_training_sees_what_judging_sees(images, zoom, refine):
     """Without noise and dropout; with or without the mask's gradient."""
     for taught in (False, True):
-        model = ifam(zoom=zoom, look_again=look_again, mask_gradient=taught)
+        model = ifam(zoom=zoom, refine=refine, mask_gradient=taught)
         drawn = draws(model, images)
         drawn = replace(drawn, noise=0 * drawn.noise, noise_mask=0 * drawn.noise_mask)
         answer = model.losses(images, LABELS, drawn)["answer"].item()
@@ -317,9 +317,9 @@ def test_training_sees_what_judging_sees(images, zoom, look_again):
 
 
 @EVERY_WAY
-def test_the_gradient_is_that_of_the_pixels_shares(images, zoom, look_again):
+def test_the_gradient_is_that_of_the_pixels_shares(images, zoom, refine):
     """Hard forward; backward, the loss as a function of both masks times the shares' slopes: by finite differences."""
-    model, images = ifam(zoom=zoom, look_again=look_again, mask_gradient=True).double(), images.double()
+    model, images = ifam(zoom=zoom, refine=refine, mask_gradient=True).double(), images.double()
     where, kept = model.where, torch.tensor([[True, False, True]]).expand(4, -1)
     drawn = draws(model, images, keep_masked=kept)
     (gradient,) = torch.autograd.grad(model.losses(images, LABELS, drawn)["answer"], [where.prototypes])
@@ -328,19 +328,19 @@ def test_the_gradient_is_that_of_the_pixels_shares(images, zoom, look_again):
         parts = where.discover(images, noise=drawn.noise_mask)
         masks = [mask.requires_grad_() for mask in model.pixel_masks(images, parts.scores, drawn)]
         pictures, windows = images, None
-        if look_again:
-            first = fine_share(foreground(parts.scores, kept), images, model.pixels.fine)
-            pictures, windows = model.closer(images, first)
+        if refine:
+            first = pixel_foreground_probability(foreground_probability(parts.scores, kept), images, model.pixels)
+            pictures, windows = model.zoomed_views(images, first)
         features = where.discover(pictures).features
-    seen = model.what.seen(images, *masks)
+    seen = model.what.masked_input(images, *masks)
     logits = model.what.vit(seen.images, seen.keep, seen.keep_pixels).logits
     upstream = torch.autograd.grad(F.cross_entropy(logits, LABELS), masks)
 
     def surrogate() -> float:
         squares = (features[:, None] - where.prototypes[:, :, None, None]).square().sum(dim=2)
-        shares = ((drawn.noise_mask - squares) / where.temperature).softmax(dim=1)[:, [0, 2]].sum(dim=1)
-        share = fine_share(shares, pictures, model.pixels.fine)
-        share = share if windows is None else put_back(share, windows)
+        probabilities = ((drawn.noise_mask - squares) / where.temperature).softmax(dim=1)[:, [0, 2]].sum(dim=1)
+        share = pixel_foreground_probability(probabilities, pictures, model.pixels)
+        share = share if windows is None else paste_windows(share, windows)
         return float((upstream[0] * F.avg_pool2d(share, 8)).sum() + (upstream[1] * share).sum())
 
     for k, d in ((0, 3), (1, 7), (3, 0)):
@@ -357,14 +357,14 @@ def test_the_gradient_is_that_of_the_pixels_shares(images, zoom, look_again):
 # ---- from the command line -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("told", [(), ("--look-size", 64, "--zoom", False, "--sure", 0.4)], ids=["default", "coarser"])
+@pytest.mark.parametrize("told", [(), ("--selector-size", 64, "--zoom", False, "--pixel-threshold", 0.4)], ids=["default", "coarser"])
 def test_from_training_to_proof(tmp_path, told):
     toy, run = write_toy(tmp_path / "toy", train=16, val=8, test=8), tmp_path / "run"
-    recipe = ("--epochs", 1, "--lr", 1e-4, "--head-lr", 10, "--prototype-lr", 10)
-    code, _, err = typed("train", "ifam", toy, *SMALL, *recipe, *told, "--out", run)
+    recipe = ("--epochs", 1, "--lr", 1e-4, "--head-lr-factor", 10, "--prototype-lr-factor", 10)
+    code, _, err = typed("train", "ifam", toy, *SMALL, "--size", 64, *recipe, *told, "--out", run)
     assert code == 0, err
     model = load(run).method
-    assert model.pixels.look_again
+    assert model.pixels.refine
     assert (model.what.zoom is None, model.where.size) == ((True, 64) if told else (False, 128))
     before = (run / "predictions" / "test.csv").read_bytes()
     for command in ("evaluate", "localize", "shape"):
@@ -379,9 +379,9 @@ def test_from_training_to_proof(tmp_path, told):
 
 def test_a_hopeless_wish_is_refused_on_the_command_line(tmp_path):
     toy = write_toy(tmp_path / "toy", train=16, val=8, test=8)
-    code, _, err = typed("train", "ifam", toy, *SMALL, "--sight", "patches", "--look-size", 128)
+    code, _, err = typed("train", "ifam", toy, *SMALL, "--sight", "patches", "--selector-size", 128)
     assert code != 0
-    assert "--look-size" in err
+    assert "--selector-size" in err
 
 
 def test_a_mask_that_is_drawn_is_shown_to_the_pixel_however_small():

@@ -14,9 +14,9 @@ from sightline.config import Ifam, Shaping
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
-from sightline.methods.base import check_hopeless_parts
-from sightline.train import cosine, set_learning_rate, train
-from sightline.training.context import StepInfo
+from sightline.methods.base import check_part_config
+from sightline.train import cosine_decay, set_learning_rate, train
+from sightline.training.trainable import StepInfo
 from sightline.training.distributed import make_accelerator
 from sightline.vit.model import Block, ViT
 from sightline.vit.weights import load_backbone, save_backbone
@@ -34,7 +34,7 @@ def toy(tmp_path_factory) -> Path:
 def small(toy: Path, out: Path, **changes) -> Ifam:
     settings = {"backbone": "random:nano", "epochs": 2, "batch": 8, "workers": 0, "device": "cpu", "lr": 1e-4}
     settings |= {"size": 32}
-    return Ifam(toy, out=out, **settings | {"head_lr": 10.0, "prototype_lr": 10.0} | changes)
+    return Ifam(toy, out=out, **settings | {"head_lr_factor": 10.0, "prototype_lr_factor": 10.0} | changes)
 
 
 def log_of(folder: Path) -> list[dict]:
@@ -45,8 +45,8 @@ def test_a_run_comes_back_as_it_was(toy, tmp_path):
     folder = train(small(toy, tmp_path / "run", mask_dropout=0.1, registers=False, shaping=Shaping(concentration=0.5)))
     assert {"loss", "answer", "parts", "entropy", "concentration", "balanced"} <= log_of(folder)[0].keys()
     model = load(folder)
-    assert model.method.how.mask_dropout == 0.1
-    assert model.method.how.shaping.concentration == 0.5
+    assert model.method.settings.mask_dropout == 0.1
+    assert model.method.settings.shaping.concentration == 0.5
     assert model.method.where.vit.config.registers == model.method.what.vit.config.registers == 0
     before = (folder / "predictions" / "test.csv").read_bytes()
     code, _, err = typed("evaluate", folder, *QUICK)
@@ -99,7 +99,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(toy, tmp_path, monkeypatch, 
     assert [name for name in whole if resumed[name] != whole[name]] == []
 
 
-@pytest.mark.parametrize("changes", [{}, {"preset": "published"}, {"soft": True}], ids=["papers", "published", "soft"])
+@pytest.mark.parametrize("changes", [{}, {"preset": "published"}, {"soft_mask": True}], ids=["papers", "published", "soft"])
 def test_bfloat16_trains(toy, tmp_path, changes):
     folder = train(small(toy, tmp_path / "run", epochs=1, precision="bf16", **changes))
     line = log_of(folder)[0]
@@ -108,7 +108,7 @@ def test_bfloat16_trains(toy, tmp_path, changes):
 
 
 def test_pdiscoformer_on_the_command_line_leaks_and_ifam_does_not(toy, tmp_path):
-    recipe = (*SMALL, "--batch", 8, "--epochs", 1, "--lr", 1e-4, "--head-lr", 10, "--prototype-lr", 10)
+    recipe = (*SMALL, "--batch", 8, "--epochs", 1, "--lr", 1e-4, "--head-lr-factor", 10, "--prototype-lr-factor", 10)
     for method, code, word in (("pdiscoformer", 1, "leaks"), ("ifam", 0, "blind")):
         run = tmp_path / method
         assert typed("train", method, toy, *recipe, "--out", run)[0] == 0
@@ -117,10 +117,10 @@ def test_pdiscoformer_on_the_command_line_leaks_and_ifam_does_not(toy, tmp_path)
 
 
 def test_pieces_of_a_batch_are_noted(toy, tmp_path, capsys):
-    train(small(toy, tmp_path / "run", epochs=1, accumulate=2))
+    train(small(toy, tmp_path / "run", epochs=1, grad_accum=2))
     assert "every part has to be present in each piece" in capsys.readouterr().out
-    for quiet in ({}, {"accumulate": 2, "shaping": Shaping(presence=0)}):
-        check_hopeless_parts(small(toy, tmp_path / "other", **quiet), make_accelerator("cpu"))
+    for quiet in ({}, {"grad_accum": 2, "shaping": Shaping(presence=0)}):
+        check_part_config(small(toy, tmp_path / "other", **quiet), make_accelerator("cpu"))
     assert not capsys.readouterr().out
 
 
@@ -132,7 +132,7 @@ def test_pieces_of_a_batch_are_noted(toy, tmp_path, capsys):
         ({"mask_dropout": -0.1}, "--mask-dropout -0.1"),
         (
             {"classify_parts": 0.0, "shaping": Shaping.none(), "mask_gradient": False},
-            "nothing would teach where to look",
+            "No loss reaches the part selector",
         ),
     ],
 )
@@ -152,7 +152,7 @@ def test_the_rate_rises_step_by_step_before_it_falls_by_epochs():
                 found.append(optimizer.param_groups[0]["lr"])
         return found
 
-    cosines = [2 * cosine(epoch, 4) for epoch in range(4) for _ in range(2)]
+    cosines = [2 * cosine_decay(epoch, 4) for epoch in range(4) for _ in range(2)]
     assert rates(0.0) == cosines
     warmup_factor = [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
     assert rates(2.0) == pytest.approx([rate * share for rate, share in zip(cosines, warmup_factor, strict=True)])
@@ -184,7 +184,7 @@ def no_noise(shape, device="cpu", generator=None):
 
 
 def without_noise() -> None:
-    parts_file.gumbel = no_noise
+    parts_file.gumbel_noise = no_noise
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_two_processes_do_what_one_does_when_nothing_is_drawn(toy, tmp_path, mon
     """Noise and part dropout are drawn by every process for itself; without them the steps are the same."""
     monkeypatch.setattr(parts_file, "gumbel", no_noise)
     one = train(small(toy, tmp_path / "one", part_dropout=0.0))
-    flags = ("--batch", 8, "--epochs", 2, "--lr", 1e-4, "--head-lr", 10, "--prototype-lr", 10, "--part-dropout", 0)
+    flags = ("--batch", 8, "--epochs", 2, "--lr", 1e-4, "--head-lr-factor", 10, "--prototype-lr-factor", 10, "--part-dropout", 0)
     command = ("train", "ifam", toy, "--out", tmp_path / "two", *SMALL, *flags)
     codes, errors = in_processes(2, *command, prepare=without_noise)
     assert codes == [0, 0], errors[-3000:]

@@ -14,7 +14,7 @@ from sightline.methods.ifam import IFam
 from sightline.methods.import_ import load_published
 from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.verify.verify import verify
-from sightline.vit.backbones import KNOWN, Known
+from sightline.vit.backbones import BACKBONES, Backbone
 from sightline.vit.model import Input, ViTConfig
 
 from ..commands import QUICK, typed
@@ -36,7 +36,7 @@ def file() -> Path:
 @pytest.fixture
 def tiny(monkeypatch) -> str:
     """The tiny ViT of the golden file, as if it were known by name."""
-    monkeypatch.setitem(KNOWN, "tiny", Known("tiny", TINY))
+    monkeypatch.setitem(BACKBONES, "tiny", Backbone("tiny", TINY))
     return "tiny"
 
 
@@ -98,13 +98,13 @@ def test_training_checkpoints_load_whatever_they_were_wrapped_in(file, tmp_path,
 def test_the_published_preset_leaves_the_noise_on(file):
     images = load_file(file)["inputs.images"]
     quiet, noisy = load_published(file, config=CONFIG), load_published(file, config=CONFIG, preset="published")
-    assert noisy.how.eval_noise
+    assert noisy.settings.eval_noise
     assert not torch.equal(noisy.look(images).keep, quiet.look(images).keep)
 
 
 def test_import_on_the_command_line_then_everything_works(file, tiny, data, tmp_path):
     run = tmp_path / "run"
-    code, out, err = typed("import", file, data, "--like", tiny, "--out", run)
+    code, out, err = typed("import", file, data, "--arch", tiny, "--out", run)
     assert code == 0, err
     assert f"The run is in {run}." in out
     facts = json.loads((run / "run.json").read_text())
@@ -128,13 +128,13 @@ def test_import_on_the_command_line_then_everything_works(file, tiny, data, tmp_
     assert code == 0, out + err
     code, out, err = typed("predict", run, data / "test" / "class0", "--device", "cpu")
     assert (code, out.count("\n")) == (0, 3), err
-    code, _, err = typed("import", file, data, "--like", tiny, "--out", run)
+    code, _, err = typed("import", file, data, "--arch", tiny, "--out", run)
     assert (code, "there is a run already" in err) == (2, True)
 
 
 def test_import_of_a_pdiscoformer(file, tiny, data, tmp_path):
     save_file(stage_one(file), tmp_path / "p.safetensors")
-    code, _, err = typed("import", tmp_path / "p.safetensors", data, "--like", tiny, "--out", tmp_path / "run")
+    code, _, err = typed("import", tmp_path / "p.safetensors", data, "--arch", tiny, "--out", tmp_path / "run")
     assert code == 0, err
     model = load(tmp_path / "run")
     assert isinstance(model.method, PDiscoFormer)
@@ -142,11 +142,11 @@ def test_import_of_a_pdiscoformer(file, tiny, data, tmp_path):
 
 
 def test_import_at_another_size(file, tiny, data, tmp_path):
-    code, _, err = typed("import", file, data, "--like", tiny, "--out", tmp_path / "run", "--size", 112)
+    code, _, err = typed("import", file, data, "--arch", tiny, "--out", tmp_path / "run", "--size", 112)
     assert code == 0, err
     assert load(tmp_path / "run").expects.size == (112, 112)
     assert typed("evaluate", tmp_path / "run", *QUICK)[0] == 0
-    code, _, err = typed("import", file, data, "--like", tiny, "--out", tmp_path / "other", "--size", 100)
+    code, _, err = typed("import", file, data, "--arch", tiny, "--out", tmp_path / "other", "--size", 100)
     assert (code, "must be a multiple" in err) == (2, True), err
 
 
@@ -154,9 +154,9 @@ def test_another_number_of_classes_is_refused(file, tiny, data, tmp_path):
     rows = tmp_path / "rows.csv"
     pictures = sorted((data / "train").rglob("*.png"))
     rows.write_text("image,label\n" + "".join(f"{p},{'ab'[i % 2]}\n" for i, p in enumerate(pictures)))
-    code, _, err = typed("import", file, rows, "--like", tiny, "--out", tmp_path / "run")
+    code, _, err = typed("import", file, rows, "--arch", tiny, "--out", tmp_path / "run")
     assert code == 2
-    assert "answers with 7 classes" in err
+    assert "predicts 7 classes" in err
     assert "has 2" in err
     assert not (tmp_path / "run").exists()
 
@@ -165,7 +165,7 @@ def test_what_is_not_such_a_checkpoint_is_refused(tiny, tmp_path):
     save_file({"weight": torch.zeros(3)}, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="not a checkpoint of iFAM or PDiscoFormer") as plain:
         load_published(tmp_path / "other.safetensors", like=tiny)
-    assert "a plain backbone goes to `sightline train METHOD DATA --backbone" in str(plain.value)
+    assert "use a plain backbone with `sightline train METHOD DATA --backbone" in str(plain.value)
     with pytest.raises(UserError, match="no such file; give a published checkpoint") as missing:
         load_published(tmp_path / "missing.safetensors", like=tiny)
     assert "backbone" not in str(missing.value)

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from sightline.config import Ifam
+from sightline.config.stored import stored_config
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
-from sightline.methods.base import check_odd_look
-from sightline.methods.ifam import build_ifam, look_size
-from sightline.training.run_folder import config_of, read_run
+from sightline.methods.base import check_selector_size
+from sightline.methods.ifam import build_ifam, selector_size
+from sightline.training.run_folder import vit_config_of, read_run
 
 from ..commands import SMALL, typed
 from ..conftest import small_vit
@@ -21,13 +22,13 @@ def test_parts_in_another_size_must_divide_the_picture():
     vit = small_vit(classes=0)
     patch, expects = vit.config.patch, replace(vit.config.input, size=(32, 32))
     for side in (None, 32, 64):
-        check_odd_look(side, vit, expects)
+        check_selector_size(side, vit, expects)
     for side in (3, 32 + patch // 2, 40, 48):
-        with pytest.raises(UserError, match=f"--look-size {side}.* such as 64"):
-            check_odd_look(side, vit, expects)
+        with pytest.raises(UserError, match=f"--selector-size {side}.* choose --selector-size 64"):
+            check_selector_size(side, vit, expects)
     uneven = replace(expects, size=(32 + patch // 2,) * 2)
-    with pytest.raises(UserError, match=f"--size {32 + patch // 2}: the {patch}-pixel patches of parts must divide it"):
-        check_odd_look(None, vit, uneven)
+    with pytest.raises(UserError, match=f"--size {32 + patch // 2}: the selector's {patch}-pixel patches do not divide"):
+        check_selector_size(None, vit, uneven)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +37,13 @@ def test_parts_in_another_size_must_divide_the_picture():
         (32, {}, 64),  # coarse: 4 patches a side
         (32, {"sight": "patches"}, None),
         (32, {"preset": "published"}, None),
-        (32, {"look_size": 32}, 32),
+        (32, {"selector_size": 32}, 32),
         (224, {}, None),  # 28 patches a side
     ],
 )
 def test_parts_are_found_in_twice_the_size_of_coarse_pictures(side, told, looked):
     vit = small_vit(classes=0)
-    assert look_size(Ifam(Path("data"), **told), vit, replace(vit.config.input, size=(side, side))) == looked
+    assert selector_size(Ifam(Path("data"), **told), vit, replace(vit.config.input, size=(side, side))) == looked
 
 
 def test_a_run_keeps_the_size_it_looked_in(tmp_path):
@@ -53,9 +54,9 @@ def test_a_run_keeps_the_size_it_looked_in(tmp_path):
     facts = load(tmp_path / "run").run.facts
     assert facts["look_size"] == 64
     assert load(tmp_path / "run").method.where.size == 64
-    vit = config_of(read_run(tmp_path / "run"))
+    vit = vit_config_of(read_run(tmp_path / "run"))
     before = {name: fact for name, fact in facts.items() if name != "look_size"}
-    assert build_ifam(vit, before).where.size is None
+    assert build_ifam(vit, stored_config(Ifam, before["config"]), before).where.size is None
 
 
 def test_a_run_is_named_after_both_of_its_backbones():

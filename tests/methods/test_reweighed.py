@@ -13,9 +13,9 @@ from sightline.config import Cvar, Groupdro, Jtt, Lff
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
-from sightline.methods.reweighed import FromFailure, GroupDro, Twice, WorstShare
+from sightline.methods.reweighed import CvarDro, GroupDro, JttClassifier, LfF
 from sightline.train import train
-from sightline.training.context import StepInfo, TrainBatch
+from sightline.training.trainable import StepInfo, TrainBatch
 from sightline.vit.model import ViT
 from sightline.vit.weights import load_backbone
 
@@ -34,31 +34,31 @@ def tiny() -> ViT:
 
 
 def test_groups_answered_badly_count_more_from_step_to_step():
-    method = GroupDro(tiny(), torch.tensor([9.0, 3, 3, 1]), step=0.01)
+    method = GroupDro(tiny(), torch.tensor([9.0, 3, 3, 1]), step_size=0.01)
     losses, groups = torch.tensor([0.1, 0.3, 1.5, 0.7]), torch.tensor([0, 0, 1, 2])  # and none of group 3
-    weights = method.weigh(losses, groups)
+    weights = method.image_weights(losses, groups)
     assert method.shares.tolist() == pytest.approx([0.248998, 0.252256, 0.250246, 0.2485], abs=1e-6)
     assert float(weights @ losses) == pytest.approx(0.603356, abs=1e-6)
     before = method.shares.clone()
-    method.weigh(losses, groups)
+    method.image_weights(losses, groups)
     assert method.shares[1] > before[1] > 0.25
 
 
 def test_small_groups_are_adjusted_for_and_those_that_never_come_count_nothing():
-    method = GroupDro(tiny(), torch.tensor([100.0, 4, 0]), step=1.0, adjust=2.0)
-    method.weigh(torch.tensor([0.5, 0.5]), torch.tensor([0, 1]))
+    method = GroupDro(tiny(), torch.tensor([100.0, 4, 0]), step_size=1.0, adjustment=2.0)
+    method.image_weights(torch.tensor([0.5, 0.5]), torch.tensor([0, 1]))
     assert float(method.shares[1] / method.shares[0]) == pytest.approx(np.exp(2 / 2 - 2 / 10), rel=1e-5)
     assert method.shares[2] == 0
 
 
 def test_the_worst_share_counts_the_last_picture_in_part():
     losses = torch.tensor([0.1, 0.9, 0.5, 0.7, 0.3])
-    weights = WorstShare(tiny(), worst=0.5).weigh(losses, losses)
+    weights = CvarDro(tiny(), worst_fraction=0.5).image_weights(losses, losses)
     assert weights.tolist() == pytest.approx([0, 0.4, 0.2, 0.4, 0])
-    assert WorstShare(tiny(), worst=1.0).weigh(losses, losses).tolist() == pytest.approx([0.2] * 5)
+    assert CvarDro(tiny(), worst_fraction=1.0).image_weights(losses, losses).tolist() == pytest.approx([0.2] * 5)
 
 
-def lesson(count: int = 6) -> TrainBatch:
+def train_batch(count: int = 6) -> TrainBatch:
     generator = torch.Generator().manual_seed(0)
     when = StepInfo(0, 0, 0, 1, 1, torch.arange(count))
     images, labels = torch.rand(count, 3, 32, 32, generator=generator), torch.arange(count) % 2
@@ -66,18 +66,18 @@ def lesson(count: int = 6) -> TrainBatch:
 
 
 def test_what_the_easy_one_fails_at_counts_and_losses_are_of_the_class_and_of_before():
-    method, some = FromFailure(tiny(), 10, memory=0.5), lesson(4)
+    method, some = LfF(tiny(), 10, loss_ema=0.5), make_train_batch(4)
     theirs, ours = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([1.0, 1.0, 1.0, 4.0])
-    found = method.hardness(some, theirs, ours)  # classes 0 1 0 1, whose largest are 4, 8 and 1, 4
+    found = method.relative_difficulty(some, theirs, ours)  # classes 0 1 0 1, whose largest are 4, 8 and 1, 4
     expected = [0.25 / 1.25, 0.25 / 0.5, 1 / 2, 1 / 2]
     assert found.tolist() == pytest.approx(expected)
     assert method.recent[0].tolist() == pytest.approx([0, 0, 0, 0.5, 1, 2, 4, 0, 0, 0])
-    method.hardness(some, theirs, ours)
+    method.relative_difficulty(some, theirs, ours)
     assert method.recent[0, 3:7].tolist() == pytest.approx([0.75, 1.5, 3, 6])
 
 
 def test_the_easy_one_learns_by_generalised_cross_entropy_and_the_other_by_its_failures():
-    method, some = FromFailure(tiny(), 10, easy=0.7).double(), lesson()
+    method, some = LfF(tiny(), 10, gce_q=0.7).double(), make_train_batch()
     some = TrainBatch(some.images.double(), *list(vars(some).values())[1:])
     method(some)["loss"].backward()
     got = method.biased.head.weight.grad.clone()
@@ -90,13 +90,13 @@ def test_the_easy_one_learns_by_generalised_cross_entropy_and_the_other_by_its_f
 
 def test_predictions_are_those_of_the_network_that_learns_from_the_failures_of_the_other():
     """With two networks that differ: weighted cross-entropy for the first, generalised cross-entropy for the biased."""
-    method, some = FromFailure(tiny(), 10, easy=0.7, memory=0.5), lesson()
+    method, some = LfF(tiny(), 10, gce_q=0.7, loss_ema=0.5), make_train_batch()
     with torch.no_grad():
         method.vit.head.bias.copy_(torch.tensor([2.0, -2.0]))
         method.biased.head.bias.copy_(torch.tensor([-1.0, 1.0]))
     own, biased = (F.cross_entropy(vit(some.images).logits, some.labels, reduction="none")
                    for vit in (method.vit, method.biased))  # fmt: skip
-    weights = method.hardness(some, biased.detach(), own.detach())
+    weights = method.relative_difficulty(some, biased.detach(), own.detach())
     method.recent.zero_()
     assert weights.std() > 0.01
     expected = (weights * own).mean() + (0.7 * (-biased.detach()).exp() ** 0.7 * biased).mean()
@@ -111,10 +111,12 @@ def test_predictions_are_those_of_the_network_that_learns_from_the_failures_of_t
 
 def test_what_the_first_failed_at_comes_so_many_times_more(toy):
     rows = read_rows(toy)
-    failed = rows.where("train")[[1, 4]]
-    seen = Twice(tiny(), failed, more=3).train_indices(rows)
+    failed = rows.split_indices("train")[[1, 4]]
+    method = JttClassifier(tiny(), Jtt(toy, upweight=3))
+    method.misclassified = failed
+    seen = method.train_indices(rows)
     counts = np.bincount(seen, minlength=len(rows))
-    assert set(counts[rows.where("train")]) == {1, 4}
+    assert set(counts[rows.split_indices("train")]) == {1, 4}
     assert np.flatnonzero(counts == 4).tolist() == failed.tolist()
 
 
@@ -123,7 +125,7 @@ def test_what_the_first_failed_at_comes_so_many_times_more(toy):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_the_command_line_to_the_same_answers_again_and_stopped_it_ends_with_the_same_bits(kind, toy, tmp_path):
-    more = {"more": 2} if kind is Jtt else {}
+    more = {"upweight": 2} if kind is Jtt else {}
     flags = [word for name, value in (TOLD | more).items() for word in (f"--{name}", str(value))]
     code, out, err = typed("train", kind.method, toy, "--out", tmp_path / "whole", *flags)
     assert code == 0, err
@@ -141,7 +143,7 @@ def test_from_the_command_line_to_the_same_answers_again_and_stopped_it_ends_wit
 
 
 def test_the_first_training_of_two_is_kept_with_what_it_failed_at(toy, tmp_path):
-    run = train(Jtt(toy, out=tmp_path / "run", more=2, **TOLD))
+    run = train(Jtt(toy, out=tmp_path / "run", upweight=2, **TOLD))
     facts = json.loads((run / "run.json").read_text())["first"]
     with (run / "first" / "predictions" / "train.csv").open(newline="") as file:
         wrong = [line["group"] for line in csv.DictReader(file) if line["predicted"] != line["label"]]
@@ -155,11 +157,11 @@ def test_the_first_training_of_two_is_kept_with_what_it_failed_at(toy, tmp_path)
 @pytest.mark.parametrize(
     ("kind", "changes", "complaint"),
     [
-        (Groupdro, {"accumulate": 2}, "weighs the pictures of a batch against each other"),
-        (Groupdro, {"adjust": -1.0}, "must not be negative"),
-        (Cvar, {"worst": 0.0}, "--worst 0.0: must be more than 0"),
-        (Lff, {"memory": 1.0}, "--memory 1.0"),
-        (Jtt, {"first": 0}, "--first 0: at least one epoch"),
+        (Groupdro, {"grad_accum": 2}, "groupdro weights the images of a whole batch"),
+        (Groupdro, {"adjustment": -1.0}, "must not be negative"),
+        (Cvar, {"worst_fraction": 0.0}, "--worst-fraction 0.0: must be above 0"),
+        (Lff, {"loss_ema": 1.0}, "--loss-ema 1.0"),
+        (Jtt, {"first_epochs": 0}, "--first-epochs 0: must be at least 1"),
     ],
 )
 def test_what_cannot_work_is_refused(kind, changes, complaint, toy, tmp_path):
@@ -176,14 +178,14 @@ def test_groupdro_needs_groups_and_says_what_does_not(toy, tmp_path):
         writer = csv.DictWriter(file, lines[0])
         writer.writeheader()
         writer.writerows(lines)
-    with pytest.raises(UserError, match=r"groupdro needs groups, and these data have none; .* train erm"):
+    with pytest.raises(UserError, match=r"groupdro needs group labels, and the data have none; .* train erm"):
         train(Groupdro(tmp_path / "rows.csv", out=tmp_path / "run", **TOLD))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Groupdro, Lff, Jtt])
 def test_two_processes_weigh_as_one_does(kind, toy, tmp_path):
-    told = TOLD | ({"more": 2} if kind is Jtt else {})
+    told = TOLD | ({"upweight": 2} if kind is Jtt else {})
     one = train(kind(toy, out=tmp_path / "one", **told))
     in_two_processes(kind(toy, out=tmp_path / "two", **told))
     for mine, theirs in zip(log_of(one), log_of(tmp_path / "two"), strict=True):

@@ -11,10 +11,10 @@ from sightline.data.rows import read_rows
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.methods.erm import Classifier
-from sightline.methods.input_gradients import GradMask, RightReasons
-from sightline.methods.masktune import MaskTune, Remaining, limit
+from sightline.methods.input_gradients import GradMask, RrrClassifier
+from sightline.methods.masktune import MaskTune, LessRelevantSight, relevance_threshold
 from sightline.train import train
-from sightline.training.context import StepInfo, TrainBatch
+from sightline.training.trainable import StepInfo, TrainBatch
 from sightline.where.relevance import relevance_map
 
 from ..commands import QUICK, typed
@@ -22,7 +22,7 @@ from ..conftest import small_vit
 from ..small_runs import log_of
 
 KINDS = {
-    "rrr": (RightReasons, Rrr),
+    "rrr": (RrrClassifier, Rrr),
     "gradmask": (GradMask, Gradmask),
 }
 
@@ -33,7 +33,7 @@ def learner(name: str, **changes):
 
 
 @pytest.fixture
-def lesson(generator) -> TrainBatch:
+def train_batch(generator) -> TrainBatch:
     masks = torch.zeros(4, 32, 32, dtype=torch.bool)
     masks[:, 8:24, 8:20] = True
     labels, at = torch.tensor([3, 0, 4, 1]), torch.arange(4)
@@ -42,10 +42,10 @@ def lesson(generator) -> TrainBatch:
     )
 
 
-def by_hand(model, lesson: TrainBatch, name: str) -> torch.Tensor:
+def by_hand(model, train_batch: TrainBatch, name: str) -> torch.Tensor:
     """[4]: the penalty, picture by picture, to pixels that are normalised outside of the ViT."""
     vit, found = model.vit, []
-    for image, label, mask in zip(lesson.images, lesson.labels, lesson.masks, strict=True):
+    for image, label, mask in zip(train_batch.images, train_batch.labels, train_batch.masks, strict=True):
         seen = ((image - vit.mean) / vit.std)[None].requires_grad_()
         logits = vit(seen * vit.std + vit.mean).logits[0]
         score = logits.log_softmax(dim=0).sum() if name == "rrr" else logits[label]
@@ -59,56 +59,56 @@ def by_hand(model, lesson: TrainBatch, name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_penalty_is_the_papers_at_background_pixels_alone(lesson, name):
-    model = learner(name, background=0.5)
-    losses = model(lesson)
-    assert losses["background"].item() == pytest.approx(by_hand(model, lesson, name).mean().item(), rel=1e-3)
-    answer = F.cross_entropy(model.vit(lesson.images).logits, lesson.labels)
+def test_the_penalty_is_the_papers_at_background_pixels_alone(train_batch, name):
+    model = learner(name, background_weight=0.5)
+    losses = model(train_batch)
+    assert losses["background"].item() == pytest.approx(by_hand(model, train_batch, name).mean().item(), rel=1e-3)
+    answer = F.cross_entropy(model.vit(train_batch.images).logits, train_batch.labels)
     assert losses["answer"].item() == pytest.approx(answer.item(), rel=1e-4)
     assert losses["loss"].item() == pytest.approx((losses["answer"] + 0.5 * losses["background"]).item())
 
 
-def test_gradmask_can_take_the_mean_of_squares_as_the_code_does(lesson):
+def test_gradmask_can_take_the_mean_of_squares_as_the_code_does(train_batch):
     norms, squares = (learner("gradmask", penalty=penalty) for penalty in ("norm", "squares"))
-    lengths = by_hand(norms, lesson, "gradmask")
-    assert squares(lesson)["background"].item() == pytest.approx((lengths**2).mean().item() / (3 * 32 * 32), rel=1e-3)
+    lengths = by_hand(norms, train_batch, "gradmask")
+    assert squares(train_batch)["background"].item() == pytest.approx((lengths**2).mean().item() / (3 * 32 * 32), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_penalty_teaches_only_with_a_second_order_graph(lesson, name):
+def test_the_penalty_teaches_only_with_a_second_order_graph(train_batch, name):
     taught, released = learner(name), learner(name, double_backward=False)
     weight = taught.vit.blocks[0].mlp.fc1.weight
-    (found,) = torch.autograd.grad(taught(lesson)["background"], weight)
+    (found,) = torch.autograd.grad(taught(train_batch)["background"], weight)
     assert found.abs().max() > 0
-    assert not released(lesson)["background"].requires_grad
-    released(lesson)["loss"].backward()
+    assert not released(train_batch)["background"].requires_grad
+    released(train_batch)["loss"].backward()
     plain = Classifier(small_vit())
-    plain(lesson)["loss"].backward()
+    plain(train_batch)["loss"].backward()
     for mine, theirs in zip(released.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(mine.grad, theirs.grad, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_second_order_gradient_is_the_slope_of_the_penalty(lesson, name):
+def test_the_second_order_gradient_is_the_slope_of_the_penalty(train_batch, name):
     model = learner(name)
     weight = model.vit.blocks[1].attn.qkv.weight
-    (found,) = torch.autograd.grad(model(lesson)["background"], weight)
+    (found,) = torch.autograd.grad(model(train_batch)["background"], weight)
     step, ends = 1e-2 * found / found.norm(), []
     for sign in (1, -1):
         with torch.no_grad():
             weight += sign * step
-        ends.append(model(lesson)["background"].item())
+        ends.append(model(train_batch)["background"].item())
         with torch.no_grad():
             weight -= sign * step
     assert (ends[0] - ends[1]) / (2 * step.norm().item()) == pytest.approx(found.norm().item(), rel=0.02)
 
 
-def test_steps_against_the_penalty_make_it_smaller(lesson):
-    model = learner("gradmask", background=10.0)
+def test_steps_against_the_penalty_make_it_smaller(train_batch):
+    model = learner("gradmask", background_weight=10.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     seen = []
     for _ in range(10):
-        losses = model(lesson)
+        losses = model(train_batch)
         optimizer.zero_grad()
         losses["loss"].backward()
         optimizer.step()
@@ -121,29 +121,29 @@ def test_steps_against_the_penalty_make_it_smaller(lesson):
 
 def test_the_limit_is_of_positive_values_alone():
     maps = torch.tensor([[[0.0, 0.0, 1.0], [3.0, 0.0, 5.0]], [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]])
-    assert limit(maps, 2.0).tolist() == pytest.approx([3 + 2 * (8 / 3) ** 0.5, 2])
+    assert relevance_threshold(maps, 2.0).tolist() == pytest.approx([3 + 2 * (8 / 3) ** 0.5, 2])
 
 
-def test_what_is_hidden_is_what_was_most_relevant(lesson):
+def test_what_is_hidden_is_what_was_most_relevant(train_batch):
     vit = small_vit()
-    keep = Remaining(vit, deviations=1.0).look(lesson.images).keep_pixels
-    maps = F.interpolate(relevance_map(vit, lesson.images)[:, None], (32, 32), mode="bilinear")[:, 0]
+    keep = LessRelevantSight(vit, deviations=1.0).look(train_batch.images).keep_pixels
+    maps = F.interpolate(relevance_map(vit, train_batch.images)[:, None], (32, 32), mode="bilinear")[:, 0]
     assert 0 < (~keep).float().mean() < 0.4
     assert all(one[k].max() <= one[~k].min() for one, k in zip(maps, keep, strict=True) if not k.all())
 
 
-def test_masktune_learns_from_pictures_with_holes(lesson):
+def test_masktune_learns_from_pictures_with_holes(train_batch):
     model = MaskTune(small_vit(), lambda rows: rows)
-    expected = F.cross_entropy(model.vit(lesson.images * lesson.masks[:, None]).logits, lesson.labels)
-    assert model(lesson)["loss"].item() == pytest.approx(expected.item())
+    expected = F.cross_entropy(model.vit(train_batch.images * train_batch.masks[:, None]).logits, train_batch.labels)
+    assert model(train_batch)["loss"].item() == pytest.approx(expected.item())
 
 
 def test_masktune_makes_masks_of_training_pictures_with_the_weights_it_begins_with(toy, runs, tmp_path):
-    told = ("--from", runs / "erm-0", "--batch", 32, "--out", tmp_path / "run", *QUICK)
+    told = ("--init-from", runs / "erm-0", "--batch", 32, "--out", tmp_path / "run", *QUICK)
     code, _, err = typed("train", "masktune", toy, *told)
     assert code == 0, err
     made = list((tmp_path / "run" / "masks").rglob("*.png"))
-    assert len(made) == len(read_rows(toy).where("train"))
+    assert len(made) == len(read_rows(toy).split_indices("train"))
     assert type(load(tmp_path / "run").method) is Classifier
     weights = [load(folder).method.vit.head.weight for folder in (tmp_path / "run", runs / "erm-0")]
     assert not torch.equal(*weights)
@@ -154,7 +154,7 @@ def test_masktune_makes_masks_of_training_pictures_with_the_weights_it_begins_wi
 
 @pytest.mark.parametrize("name", KINDS)
 def test_runs_of_rivals_are_classifiers_that_know_what_they_began_with(toy, runs, tmp_path, name):
-    told = ("--from", runs / "erm-0", "--epochs", 1, "--per-class", 8, "--batch", 8, "--out", tmp_path / "run", *QUICK)
+    told = ("--init-from", runs / "erm-0", "--epochs", 1, "--masks-per-class", 8, "--batch", 8, "--out", tmp_path / "run", *QUICK)
     code, _, err = typed("train", name, toy, *told)
     assert code == 0, err
     assert type(load(tmp_path / "run").method) is Classifier
@@ -166,14 +166,14 @@ def test_runs_of_rivals_are_classifiers_that_know_what_they_began_with(toy, runs
     assert line["loss"] == pytest.approx(line["answer"] + line["background"] / facts["penalty_at_first"], rel=1e-3)
     code, out, err = typed("localize", tmp_path / "run", *QUICK)
     assert code == 0, err
-    assert "map gae: share inside the mask" in out
+    assert "Map gae: attention mass inside the mask" in out
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [(Rrr, "--background -1.0: must not be negative"), (Masktune, "--deviations -1.0: must not be negative")],
+    [(Rrr, "--background-weight -1.0: must not be negative"), (Masktune, "--deviations -1.0: must not be negative")],
 )
 def test_settings_that_cannot_work_are_refused(toy, runs, tmp_path, config, said):
-    wrong = {"background": -1.0} if config is Rrr else {"deviations": -1.0}
+    wrong = {"background_weight": -1.0} if config is Rrr else {"deviations": -1.0}
     with pytest.raises(UserError, match=said):
-        train(config(toy, start=str(runs / "erm-0"), out=tmp_path / "run", device="cpu", workers=0, **wrong))
+        train(config(toy, init_from=str(runs / "erm-0"), out=tmp_path / "run", device="cpu", workers=0, **wrong))

@@ -13,7 +13,7 @@ from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.train import train
 from sightline.vit.weights import load_backbone, save_backbone
-from sightline.what.probe import ScaleProbe, bicubic
+from sightline.what.probe import ScaleProbe, resize_bicubic
 
 from ..commands import QUICK, SMALL, typed
 from ..conftest import small_vit
@@ -25,7 +25,7 @@ def toy(tmp_path_factory) -> Path:
 
 
 def settings(toy: Path, out: Path, **changes) -> dict:
-    return {"data": toy, "out": out, "backbone": "random:nano", "size": 32, "workers": 0, "device": "cpu", "batch": 16} | changes
+    return {"data": toy, "out": out, "backbone": "random:nano", "workers": 0, "device": "cpu", "batch": 16} | changes
 
 
 @torch.no_grad()
@@ -49,7 +49,7 @@ def test_larger_pictures_lose_nothing_at_the_larger_scale(generator):
     vit, images = small_vit(classes=0), torch.rand(2, 3, 64, 64, generator=generator)
     tiles = [vit(images[:, :, y : y + 32, x : x + 32]).cls for y in (0, 32) for x in (0, 32)]
     torch.testing.assert_close(ScaleProbe(vit, (32, 32), (2,)).embed(images), sum(tiles) / 4)
-    assert bicubic(images, (64, 64)) is images
+    assert resize_bicubic(images, (64, 64)) is images
 
 
 def test_at_one_scale_it_is_the_probe(toy, tmp_path):
@@ -80,7 +80,7 @@ def test_from_the_command_line_to_answers(toy, tmp_path):
     run = tmp_path / "run"
     code, out, err = typed("train", "s2", toy, *SMALL, "--size", 128, "--out", run)
     assert (code, err) == (0, "")
-    assert "selected by balanced on the val data" in out
+    assert "selected by class-balanced validation accuracy" in out
     assert json.loads((run / "run.json").read_text())["tiles"] == {"scales": [1, 2], "size": [64, 64]}
     assert load(run).expects.size == (128, 128)
     assert typed("evaluate", run, *QUICK, "--out", tmp_path / "on")[0] == 0
@@ -89,5 +89,5 @@ def test_from_the_command_line_to_answers(toy, tmp_path):
 
 @pytest.mark.parametrize("scales", [(), (0, 1), (2, 2)])
 def test_scales_that_cannot_be_are_refused(toy, tmp_path, scales):
-    with pytest.raises(UserError, match=r"--scales .*: give whole numbers from 1, each once"):
+    with pytest.raises(UserError, match=r"--scales .*: give different integers of at least 1"):
         train(S2(**settings(toy, tmp_path / "run", scales=scales)))

@@ -12,7 +12,7 @@ from sightline.load import load_as_trained as load
 from sightline.methods import ttr
 from sightline.train import train
 from sightline.what.zeroshot import ZeroShot
-from sightline.where.clusters import Clustering, cluster, subject
+from sightline.where.clusters import Clustering, cluster_tokens, subject_cluster
 
 from .test_zeroshot import clip, folder, settings, toy  # noqa: F401 (fixtures)
 
@@ -22,15 +22,15 @@ def test_the_subject_is_the_cluster_whose_mean_is_most_opposed_to_the_words():
     tokens = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, -1.0], [0.0, -2.0], [-1.0, 0.0], [-1.2, 0.0]])
     labels = torch.tensor([2, 2, 0, 0, 1, 1])
     # Means (2, 0), (0, −1.5), (−1.1, 0): products 1.2, −1.2, −0.66. Normalised means would say 0.6, −0.8, −0.6.
-    assert subject(tokens, labels, general) == 0
+    assert subject_cluster(tokens, labels, general) == 0
     tokens[4:] *= 2  # (−2.2, 0) has −1.32, although its direction is as it was
-    assert subject(tokens, labels, general) == 1
-    assert subject(tokens[:2], labels[:2], general) == 2  # the others are not in this picture
+    assert subject_cluster(tokens, labels, general) == 1
+    assert subject_cluster(tokens[:2], labels[:2], general) == 2  # the others are not in this picture
 
 
 def test_clusters_are_of_uncentred_components_smoothed_along_the_row_of_tokens(monkeypatch):
     from scipy import ndimage
-    from sklearn import cluster as sklearn_cluster
+    from sklearn import cluster_tokens as sklearn_cluster
 
     tokens = torch.tensor([[4.0, 0.0, 0.0], [4.0, 1.0, 0.0], [4.0, -1.0, 0.0], [4.0, 0.0, 0.1]])
     seen = []
@@ -41,11 +41,11 @@ def test_clusters_are_of_uncentred_components_smoothed_along_the_row_of_tokens(m
             return super().fit_predict(rows)
 
     monkeypatch.setattr(sklearn_cluster, "KMeans", Watched)
-    cluster(tokens, Clustering(clusters=2, components=1, sigma=0.72))
+    cluster_tokens(tokens, Clustering(clusters=2, components=1, sigma=0.72))
     # Uncentred, the first axis is that of the fours (a centred one would be the second); a Gaussian keeps a constant.
     assert seen[0].shape == (4, 1)
     assert abs(seen[0][:, 0]).tolist() == pytest.approx([4.0] * 4, abs=1e-3)
-    cluster(tokens, Clustering(clusters=2, components=2, sigma=0.72))
+    cluster_tokens(tokens, Clustering(clusters=2, components=2, sigma=0.72))
     # By hand: weights exp(−d²/(2·0.72²)) over their sum are .5536, .2110, .0117, …; the row is mirrored at its ends.
     weights = torch.tensor([0, 1, 2, 3]).square().div(-2 * 0.72**2).exp()
     weights = weights / (2 * weights.sum() - 1)
@@ -59,9 +59,9 @@ def test_clusters_are_of_uncentred_components_smoothed_along_the_row_of_tokens(m
 
 def test_clusters_do_not_touch_the_global_generator_and_are_the_same_every_time(generator):
     tokens, before = torch.randn(64, 24, generator=generator), torch.get_rng_state()
-    found = cluster(tokens, Clustering())
+    found = cluster_tokens(tokens, Clustering())
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(cluster(tokens, Clustering()), found)
+    assert torch.equal(cluster_tokens(tokens, Clustering()), found)
     assert sorted(found.unique().tolist()) == [0, 1, 2]
 
 
@@ -69,8 +69,8 @@ def recaller(clip, queue: int = 3):  # noqa: F811
     images = torch.rand(queue, 3, 64, 64, generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
         start = ttr.patch_tokens(clip.vit, images)
-    what = ZeroShot(clip.vit, (64, 64), clip.say(["cat", "dog"], ["{}"]), clip.scale)
-    return ttr.Recaller(what, clip.embed(["a pet"])[0], start, Clustering()).eval()
+    what = ZeroShot(clip.vit, (64, 64), clip.class_embeddings(["cat", "dog"], ["{}"]), clip.scale)
+    return ttr.TtrClassifier(what, clip.embed(["a pet"])[0], start, Clustering()).eval()
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def test_the_queue_holds_the_last_pictures_this_one_included_however_they_are_ba
 
     def watched(tokens, how):
         seen.append(tokens)
-        return cluster(tokens, how)
+        return cluster_tokens(tokens, how)
 
     monkeypatch.setattr(ttr, "cluster", watched)
     together, apart = recaller(clip), recaller(clip)
@@ -89,7 +89,7 @@ def test_the_queue_holds_the_last_pictures_this_one_included_however_they_are_ba
     torch.testing.assert_close(seen[4], tokens[2:].flatten(0, 1))
     as_list = torch.cat([apart.look(images[i : i + 1]).keep for i in range(5)])
     assert torch.equal(keep, as_list)
-    for picture, labels in zip(keep, [cluster(each, Clustering())[-16:] for each in seen[:5]], strict=True):
+    for picture, labels in zip(keep, [cluster_tokens(each, Clustering())[-16:] for each in seen[:5]], strict=True):
         assert len(labels[picture.flatten()].unique()) == 1  # one cluster, and all of it
         assert not (labels[~picture.flatten()] == labels[picture.flatten()][0]).any()
 

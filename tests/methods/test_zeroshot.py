@@ -17,7 +17,7 @@ from sightline.methods import zeroshot as method_file
 from sightline.sight import Sight
 from sightline.train import train
 from sightline.verify.verify import verify
-from sightline.what.zeroshot import ZeroShot, open_clip, spoken, tidied, transform_of
+from sightline.what.zeroshot import ZeroShot, open_clip, clip_class_names, readable_class_name, transform_of
 
 from ..commands import QUICK, typed
 
@@ -100,7 +100,7 @@ def test_logits_are_those_of_transformers_on_the_same_pixels(clip, theirs, gener
     words = clip.tokenizer([f"a photo of a {name}" for name in names], padding=True, return_tensors="pt")
     pixels = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     expected = theirs(pixel_values=pixels, **words).logits_per_image
-    what = ZeroShot(clip.vit, (64, 64), clip.say(names, ["a photo of a {}"]), clip.scale)
+    what = ZeroShot(clip.vit, (64, 64), clip.class_embeddings(names, ["a photo of a {}"]), clip.scale)
     found = what.judge(images, Sight.everything(images)).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     assert expected.std() > 0.01
@@ -114,7 +114,7 @@ def test_prompts_are_normalised_then_averaged_then_normalised(clip):
     }  # fmt: skip
     each = {key: clip.model.text_projection(pooled) for key, pooled in each.items()}
     assert abs(each["{}!", "cat"].norm() - each["a photo of a {}", "cat"].norm()) > 0.01  # or the order would not show
-    for name, found in zip(names, clip.say(names, prompts), strict=True):
+    for name, found in zip(names, clip.class_embeddings(names, prompts), strict=True):
         mean = sum(each[p, name] / each[p, name].norm() for p in prompts) / 2
         torch.testing.assert_close(found, mean / mean.norm(), atol=1e-5, rtol=0)
 
@@ -131,7 +131,7 @@ def test_the_transform_is_the_one_that_was_shipped(clip, folder):
 
 def test_the_answer_depends_on_nothing_outside_the_box(clip, generator):
     images = torch.rand(3, 3, 64, 64, generator=generator)
-    what = ZeroShot(clip.vit, (64, 64), clip.say(["cat", "dog"], ["{}"]), clip.scale).eval()
+    what = ZeroShot(clip.vit, (64, 64), clip.class_embeddings(["cat", "dog"], ["{}"]), clip.scale).eval()
     sight = Sight(boxes=torch.tensor([[[8, 4, 45, 41]]]).expand(3, 1, 4))
     certificate = verify(what, images, sight, draws=1)
     assert certificate.verdict == "blind"
@@ -146,7 +146,7 @@ def test_a_hidden_patch_is_zero_after_normalisation_and_still_there(clip, theirs
     pixels = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     seen = pixels * F.interpolate(keep[:, None].float(), (64, 64), mode="nearest")
     expected = theirs.visual_projection(theirs.vision_model(pixel_values=seen).pooler_output)
-    text = clip.say(["cat", "dog"], ["{}"])
+    text = clip.class_embeddings(["cat", "dog"], ["{}"])
     found = ZeroShot(clip.vit, (64, 64), text).judge(images, Sight(keep=keep)).logits
     torch.testing.assert_close(found, F.normalize(expected, dim=1) @ text.T, atol=1e-5, rtol=0)
 
@@ -166,32 +166,32 @@ def test_a_hidden_patch_is_zero_after_normalisation_and_still_there(clip, theirs
     ],
 )
 def test_class_names_are_tidied(name, called):
-    assert tidied(name) == called
+    assert readable_class_name(name) == called
 
 
 def test_a_file_overrules_names_and_what_is_wrong_with_them_is_said(tmp_path):
     file = tmp_path / "names.json"
     file.write_text('{"0": "landbird"}')
-    assert spoken(["0", "01_dog"], file) == ["landbird", "dog"]
-    with pytest.raises(UserError, match="class '1': CLIP must be told what that is"):
-        spoken(["0", "1"], file)
-    with pytest.raises(UserError, match=r"names\.json: these data have no class '0'; they have cat, dog"):
-        spoken(["cat", "dog"], file)
-    with pytest.raises(UserError, match="two classes are called 'dog'"):
-        spoken(["1_dog", "2_dog"], None)
-    for wrong, complaint in (("[1]", "must say what classes are called"), ("{", "cannot be read as JSON")):
+    assert clip_class_names(["0", "01_dog"], file) == ["landbird", "dog"]
+    with pytest.raises(UserError, match="class '1': no name that CLIP could read"):
+        clip_class_names(["0", "1"], file)
+    with pytest.raises(UserError, match=r"names\.json: the dataset has no class '0'; it has cat, dog"):
+        clip_class_names(["cat", "dog"], file)
+    with pytest.raises(UserError, match="two classes have the name 'dog'"):
+        clip_class_names(["1_dog", "2_dog"], None)
+    for wrong, complaint in (("[1]", "must map classes to names"), ("{", "cannot be read as JSON")):
         file.write_text(wrong)
         with pytest.raises(UserError, match=complaint):
-            spoken(["cat", "dog"], file)
+            clip_class_names(["cat", "dog"], file)
 
 
 @pytest.mark.parametrize(
     ("prompts", "complaint"),
-    [((), "at least one"), (("a photo",), "put {} once"), (("{}" + 60 * "!",), "tokens, and this CLIP reads 40")],
+    [((), "at least one"), (("a photo",), "needs {} exactly once"), (("{}" + 60 * "!",), "tokens, and this CLIP reads at most 40")],
 )
 def test_prompts_that_cannot_work_are_refused(clip, prompts, complaint):
     with pytest.raises(UserError, match=complaint):
-        clip.say(["cat"], prompts)
+        clip.class_embeddings(["cat"], prompts)
 
 
 # ---- the whole -------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_what_is_no_clip_is_refused(toy, tmp_path):
 def test_a_run_answers_as_it_did_without_transformers_or_the_files_it_was_made_from(
     config, toy, tmp_path, folder, monkeypatch
 ):
-    more = {"general": "a bird", "queue": 5} if config is Ttr else {"where": "random:nano"} if config is A2Zs else {}
+    more = {"general_prompt": "a bird", "queue": 5} if config is Ttr else {"where": "random:nano"} if config is A2Zs else {}
     run = train(config(**settings(toy, tmp_path / "run", folder, **more)))
     without_transformers(monkeypatch)
     images, told = answers_of(run)
@@ -237,7 +237,7 @@ def test_a_run_answers_as_it_did_without_transformers_or_the_files_it_was_made_f
 
 def test_a_crop_of_everything_is_the_answer_from_everything(toy, tmp_path, folder):
     whole = train(Zs(**settings(toy, tmp_path / "zs", folder)))
-    crop = train(A2Zs(**settings(toy, tmp_path / "a2", folder, crop=("1",))))
+    crop = train(A2Zs(**settings(toy, tmp_path / "a2", folder, crop_size=("1",))))
     assert torch.equal(answers_of(whole)[1], answers_of(crop)[1])
     assert facts_of(crop)["where"]["backbone"]["file"] == "tiny"  # CLIP's own attention
 
@@ -245,7 +245,7 @@ def test_a_crop_of_everything_is_the_answer_from_everything(toy, tmp_path, folde
 def test_validation_data_choose_the_crop_and_the_first_of_equals_is_kept(toy, tmp_path, folder, monkeypatch):
     scores = iter([0.5, 0.75, 0.75, 0.6])
     monkeypatch.setattr(method_file, "score", lambda *_: next(scores))
-    config = A2Zs(**settings(toy, tmp_path / "run", folder, crop=("1/2", "1/4"), layer=(-1, 0)))
+    config = A2Zs(**settings(toy, tmp_path / "run", folder, crop_size=("1/2", "1/4"), layer=(-1, 0)))
     assert config.selects == "balanced"
     crops = facts_of(train(config))["crops"]
     assert (crops["sides"], crops["layer"]) == (["1/4"], -1)
@@ -255,13 +255,13 @@ def test_validation_data_choose_the_crop_and_the_first_of_equals_is_kept(toy, tm
 @pytest.mark.parametrize(
     ("config", "more", "complaint"),
     [
-        (A2Zs, {"crop": ("1/4+1/4",)}, r"--crop 1/4\+1/4: CLIP answers from one crop"),
-        (A2Zs, {"crop": ()}, "name at least one of each"),
+        (A2Zs, {"crop_size": ("1/4+1/4",)}, r"--crop-size 1/4\+1/4: CLIP predicts from one crop"),
+        (A2Zs, {"crop_size": ()}, "give at least one of each"),
         (A2Zs, {"layer": (9,)}, "--layer 9: .*tiny has 2 blocks, 0 to 1"),
         (Zs, {"size": 65}, "--size 65: must be a multiple of CLIP's patch, 16, such as 64"),
-        (Ttr, {}, "--general: say what all pictures are of"),
-        (Ttr, {"general": "a bird", "queue": 0}, "--queue 0: must be at least 1"),
-        (Ttr, {"general": "a bird", "components": 17}, "--components 17: there are no more than --rank, 16"),
+        (Ttr, {}, "--general-prompt: describe what all images show"),
+        (Ttr, {"general_prompt": "a bird", "queue": 0}, "--queue 0: must be at least 1"),
+        (Ttr, {"general_prompt": "a bird", "components": 17}, "--components 17: must be at most --rank, 16"),
     ],
 )
 def test_what_cannot_be_is_said(config, more, complaint, toy, tmp_path, folder):
@@ -273,12 +273,12 @@ def test_from_the_command_line_to_a_proof(toy, tmp_path, folder):
     run, told = tmp_path / "run", ("--clip", folder, *QUICK, "--batch", 16)
     prompts = ("--prompts", "a photo of a {}", "a drawing of a {}")
     code, out, err = typed(
-        "train", "a2-zs", toy, *told, "--where", "random:nano", "--crop", "2/7", "1/2", *prompts, "--out", run
+        "train", "a2-zs", toy, *told, "--where", "random:nano", "--crop-size", "2/7", "1/2", *prompts, "--out", run
     )
     assert (code, "the best of 2" in out) == (0, True), err
     code, out, _ = typed("verify", run, "--limit", 2, "--draws", 1)
     assert (code, "Blind outside its sight" in out) == (0, True)
     assert typed("evaluate", run, *QUICK)[0] == 0
-    code, out, _ = typed("train", "ttr", toy, *told, "--general", "a bird.", "--queue", 4, "--out", tmp_path / "ttr")
+    code, out, _ = typed("train", "ttr", toy, *told, "--general-prompt", "a bird.", "--queue", 4, "--out", tmp_path / "ttr")
     assert (code, "Nothing was selected" in out) == (0, True)
     assert typed("verify", tmp_path / "ttr", "--limit", 2, "--draws", 1)[0] == 0

@@ -16,11 +16,11 @@ from sightline.config.methods import Fill
 from sightline.datasets.toy import write_toy
 from sightline.load import load_as_trained as load
 from sightline.methods.pair import Pair
-from sightline.metrics.cost import cost
+from sightline.metrics.cost import measure_cost
 from sightline.sight import Sight
 from sightline.verify.verify import fingerprint, verify
 from sightline.what.masked import MaskedViT
-from sightline.what.zoom import Zoom, zoom_boxes, zoom_in
+from sightline.what.zoom import Zoom, zoom_windows, zoom_in
 
 from ..commands import QUICK, SMALL, typed
 from ..conftest import small_vit
@@ -43,7 +43,7 @@ def masks():
 
 @pytest.fixture(params=["pixels", "patches", "boxes"])
 def sight(request, masks):
-    pixels = Sight.of_pixels(masks, (4, 4), at_least=0.01)
+    pixels = Sight.of_pixels(masks, (4, 4), patch_threshold=0.01)
     kinds = {
         "pixels": pixels,
         "patches": Sight(pixels.keep),
@@ -65,7 +65,7 @@ pictures = arrays.array_shapes(min_dims=2, max_dims=2, max_side=9).flatmap(
 @given(squares)
 def test_the_bare_window_is_the_smallest_square_that_holds_all(mask):
     n = len(mask)
-    left, top, right, bottom = zoom_boxes(torch.tensor(mask)[None], margin=0, smallest=1e-6)[0].tolist()
+    left, top, right, bottom = zoom_windows(torch.tensor(mask)[None], margin=0, smallest=1e-6)[0].tolist()
     holding = (
         side
         for side in range(1, n + 1)
@@ -81,7 +81,7 @@ def test_the_bare_window_is_the_smallest_square_that_holds_all(mask):
 @given(pictures, st.floats(0, 1), st.floats(0.01, 1))
 def test_a_window_lies_in_the_picture_with_its_margin_where_there_is_room(mask, margin, smallest):
     h, w = mask.shape
-    left, top, right, bottom = zoom_boxes(torch.tensor(mask)[None], margin=margin, smallest=smallest)[0].tolist()
+    left, top, right, bottom = zoom_windows(torch.tensor(mask)[None], margin=margin, smallest=smallest)[0].tolist()
     assert 0 <= left <= right <= w
     assert 0 <= top <= bottom <= h
     assert mask[top:bottom, left:right].sum() == mask.sum()
@@ -98,13 +98,13 @@ def test_a_window_lies_in_the_picture_with_its_margin_where_there_is_room(mask, 
 
 
 def test_each_picture_has_its_own_window(masks):
-    together = zoom_boxes(masks, margin=0.1, smallest=0.25)
-    assert torch.equal(together, torch.cat([zoom_boxes(one[None], margin=0.1, smallest=0.25) for one in masks]))
+    together = zoom_windows(masks, margin=0.1, smallest=0.25)
+    assert torch.equal(together, torch.cat([zoom_windows(one[None], margin=0.1, smallest=0.25) for one in masks]))
     assert (together[:, 2:] - together[:, :2]).tolist() == [[13, 13], [32, 32], [12, 12], [8, 8]]
 
 
 def test_where_nothing_is_visible_the_window_is_the_picture():
-    assert zoom_boxes(torch.zeros(2, 6, 8, dtype=torch.bool), margin=0.1, smallest=0.25).tolist() == [[0, 0, 8, 6]] * 2
+    assert zoom_windows(torch.zeros(2, 6, 8, dtype=torch.bool), margin=0.1, smallest=0.25).tolist() == [[0, 0, 8, 6]] * 2
 
 
 @pytest.mark.parametrize("wrong", [{"margin": -0.1}, {"smallest": 0.0}, {"smallest": 1.5}])
@@ -128,7 +128,7 @@ def sampled(layers, boxes, size):
 
 @pytest.mark.parametrize("size", [(32, 32), (48, 40)])
 def test_a_window_is_resampled_as_torch_does(images, masks, size):
-    boxes = zoom_boxes(masks, margin=0.1, smallest=0.25)
+    boxes = zoom_windows(masks, margin=0.1, smallest=0.25)
     zoomed, visible = zoom_in(images, masks, boxes, size, GREY)
     painted = torch.where(masks[:, None], images, GREY)
     assert torch.allclose(zoomed, sampled(painted, boxes, size), atol=1e-5)
@@ -137,14 +137,14 @@ def test_a_window_is_resampled_as_torch_does(images, masks, size):
 
 @pytest.mark.parametrize("hidden", [0.0, torch.nan, torch.inf, -1e30])
 def test_hidden_pixels_do_not_bleed_into_visible_ones(images, masks, hidden):
-    boxes = zoom_boxes(masks, margin=0.1, smallest=0.25)
+    boxes = zoom_windows(masks, margin=0.1, smallest=0.25)
     one, _ = zoom_in(images, masks, boxes, (32, 32), GREY)
     two, _ = zoom_in(torch.where(masks[:, None], images, hidden), masks, boxes, (32, 32), GREY)
     assert torch.equal(one, two)
 
 
 def test_windows_are_made_in_full_precision_under_autocast(images, masks):
-    told = (masks, zoom_boxes(masks, margin=0.1, smallest=0.25), (32, 32), GREY)
+    told = (masks, zoom_windows(masks, margin=0.1, smallest=0.25), (32, 32), GREY)
     with torch.autocast("cpu", torch.bfloat16):
         under = zoom_in(images, *told)
     assert all(torch.equal(a, b) for a, b in zip(under, zoom_in(images, *told), strict=True))
@@ -153,7 +153,7 @@ def test_windows_are_made_in_full_precision_under_autocast(images, masks):
 
 
 def test_float_masks_see_the_same_and_pass_the_gradient_of_the_surrogate(images, masks, generator):
-    boxes = zoom_boxes(masks, margin=0.1, smallest=0.25)
+    boxes = zoom_windows(masks, margin=0.1, smallest=0.25)
     images, grey, flat = images.double(), GREY.double(), masks.double()
     visible = masks.double().requires_grad_()
     zoomed, seen = zoom_in(images, visible, boxes, (32, 32), grey)
@@ -189,21 +189,21 @@ def test_the_answer_says_which_window_was_looked_at_and_sees_no_more_for_it(imag
     answer = what.judge(images, sight)
     visible = sight.visible((32, 32))
     assert torch.equal(answer.sight.visible((32, 32)), visible)
-    assert torch.equal(answer.sight.boxes[:, 0], zoom_boxes(visible, margin=0.1, smallest=0.25))
+    assert torch.equal(answer.sight.boxes[:, 0], zoom_windows(visible, margin=0.1, smallest=0.25))
     assert torch.equal(what.judge(images, answer.sight).logits, answer.logits), "looking again is no other look"
 
 
 @torch.no_grad()
 def test_small_things_become_large(images, masks):
-    sight = Sight.of_pixels(masks, (4, 4), at_least=0.01)
+    sight = Sight.of_pixels(masks, (4, 4), patch_threshold=0.01)
     plain, closer = MaskedViT(small_vit()), MaskedViT(small_vit(), zoom=Zoom())
-    seen = closer.seen(images, sight.keep, sight.keep_pixels)
+    seen = closer.masked_input(images, sight.keep, sight.keep_pixels)
     before, after = masks.float().mean(dim=(1, 2)), seen.keep_pixels.float().mean(dim=(1, 2))
     assert (after[[0, 2, 3]] > 4 * before[[0, 2, 3]]).all()
     assert after[1] == before[1], "it filled the picture already"
     assert torch.allclose(*(what.judge(images, sight).logits[1] for what in (plain, closer)), atol=1e-5)
     look = Pair(Look(sight[[0]]), closer), Pair(Look(sight[[0]]), plain)
-    costs = [cost(method, images[:1]) for method in look]
+    costs = [measure_cost(method, images[:1]) for method in look]
     assert costs[0].gflops > costs[1].gflops, "more tokens are used"
     assert costs[0].coverage == costs[1].coverage, "but no more of the picture is seen"
 
@@ -234,16 +234,16 @@ def test_of_the_whole_picture_or_of_nothing_there_is_no_closer_look(generator, s
 def test_training_sees_what_judging_sees_and_teaches_where_to_look(images, masks, fill, closer):
     what = MaskedViT(small_vit(), zoom=closer, fill=fill)
     sight = Sight.of_pixels(masks, (4, 4))
-    hard = what.seen(images, sight.keep, sight.keep_pixels)
+    hard = what.masked_input(images, sight.keep, sight.keep_pixels)
     keep, pixels = (mask.float().requires_grad_() for mask in (sight.keep, sight.keep_pixels))
-    seen = what.seen(images, keep, pixels)
+    seen = what.masked_input(images, keep, pixels)
     assert torch.equal(seen.images, hard.images)
     assert torch.equal(seen.keep > 0, hard.keep)
     logits = what.vit(seen.images, seen.keep, seen.keep_pixels).logits
     assert torch.allclose(logits, what.judge(images, sight).logits, atol=1e-4)
     logits.square().sum().backward()
     assert all(mask.grad.isfinite().all() and mask.grad.any() for mask in (keep, pixels))
-    assert what.seen(images, sight.keep, pixels).keep.dtype == torch.bool, "removal stays removal"
+    assert what.masked_input(images, sight.keep, pixels).keep.dtype == torch.bool, "removal stays removal"
 
 
 # ---- what hidden pixels look like ------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_noise_is_always_the_same_and_fits_every_size(images, masks):
     empty = torch.zeros(4, 32, 32, dtype=torch.bool)
     keep = torch.ones(4, 4, 4, dtype=torch.bool)
     one, two = (MaskedViT(small_vit(seed), fill="noise") for seed in (0, 1))
-    noise = one.seen(images, keep, empty).images
+    noise = one.masked_input(images, keep, empty).images
     assert torch.equal(noise, two.seen(1 - images, keep, empty).images)
     assert torch.equal(noise[0], noise[3])
     assert noise.std() > 0.2
@@ -289,9 +289,9 @@ def test_another_look_is_another_architecture():
 
 def test_early_masking_looks_closer_from_training_to_proof(tmp_path):
     toy = write_toy(tmp_path / "toy", train=16, val=8, test=8)
-    told = ("--masks", "found:random:nano", "--sight", "pixels", "--at-least", 0.1, "--zoom", "--fill", "noise")
+    told = ("--masks", "found:random:nano", "--sight", "pixels", "--patch-threshold", 0.1, "--zoom", "--fill", "noise")
     run = tmp_path / "run"
-    code, _, err = typed("train", "early-mask", toy, *SMALL, "--epochs", 1, *told, "--out", run)
+    code, _, err = typed("train", "early-mask", toy, *SMALL, "--size", 64, "--epochs", 1, *told, "--out", run)
     assert code == 0, err
     what = load(run).method.what
     assert (what.zoom, what.fill) == (Zoom(), "noise")

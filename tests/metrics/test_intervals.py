@@ -1,4 +1,4 @@
-"""Intervals cover as often as they say, over images and over seeds."""
+"""Intervals have the stated coverage, over images and over seeds."""
 
 import time
 from dataclasses import replace
@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.metrics.groups import across_seeds, evaluate
-from sightline.metrics.intervals import ends_of_minimum, least_gain
-from sightline.metrics.predictions import aligned
+from sightline.metrics.groups import evaluate, evaluate_seeds
+from sightline.metrics.intervals import gain_lower_bound, minimum_interval
+from sightline.metrics.predictions import align_runs
 
 from ..answering import IN_TRAINING, PLACES, chances, estimates, made, scored, shuffled
 
 
 def covered(simulate, **truths: float) -> list[float]:
-    """How often each figure's interval holds the truth, over 200 simulated sets."""
+    """The coverage of each metric's interval over 200 simulated sets."""
     found = [evaluate(simulate(np.random.default_rng(seed)), resamples=400) for seed in range(200)]
     return [
         float(np.mean([getattr(metrics, name).low <= truth <= getattr(metrics, name).high for metrics in found]))
@@ -24,7 +24,7 @@ def covered(simulate, **truths: float) -> list[float]:
     ]
 
 
-def test_the_interval_of_one_group_covers_as_often_as_it_says():
+def test_the_interval_of_one_group_has_the_stated_coverage():
     def simulate(generator):
         return chances(generator, [0.8], [150], group_names=("all",))
 
@@ -33,7 +33,7 @@ def test_the_interval_of_one_group_covers_as_often_as_it_says():
 
 
 @pytest.mark.parametrize("accuracies", [(0.99, 0.85, 0.6, 0.95), (0.9, 0.9, 0.9, 0.9)])
-def test_the_worst_group_is_covered_when_it_stands_alone_and_when_all_tie(accuracies):
+def test_the_interval_of_the_worst_group_covers_when_one_is_worst_and_when_all_tie(accuracies):
     sizes = (400, 400, 100, 100)
     mean, gap = np.mean(accuracies), np.average(accuracies, weights=sizes) - min(accuracies)
     shares = covered(
@@ -46,7 +46,7 @@ def test_the_worst_group_is_covered_when_it_stands_alone_and_when_all_tie(accura
     assert shares[2] <= 0.99
 
 
-def test_the_auc_is_covered_as_often_as_its_interval_says():
+def test_the_interval_of_the_auc_has_the_stated_coverage():
     def simulate(generator):
         labels = np.arange(120) % 2
         return scored(generator.normal(labels, 1), labels)
@@ -63,7 +63,7 @@ def tied(groups: int, others: int = 0) -> np.ndarray:
 
 def test_the_upper_end_of_a_minimum_is_at_a_level_divided_by_the_groups_that_could_be_lowest():
     drawn, once = tied(4, others=2), np.ones((4000, 1))
-    low, high, candidates = ends_of_minimum(drawn, once)
+    low, high, candidates = minimum_interval(drawn, once)
     assert candidates == 4
     assert high == pytest.approx(np.quantile(drawn[:, 0, :4], 1 - 0.025 / 4, axis=0).min())
     assert high > np.quantile(drawn[:, 0, :4], 1 - 0.025, axis=0).min() + 0.01
@@ -73,12 +73,12 @@ def test_the_upper_end_of_a_minimum_is_at_a_level_divided_by_the_groups_that_cou
 def test_the_least_gain_of_a_minimum_is_at_a_level_divided_by_the_groups_that_could_be_lowest():
     ours, theirs, once = tied(1) + 0.2, tied(4, others=2)[::-1], np.ones((4000, 1))
     differences = ours[:, 0] - theirs[:, 0, :4]
-    least = least_gain(ours, once, theirs, once)
+    least = gain_lower_bound(ours, once, theirs, once)
     assert least == pytest.approx(np.quantile(differences, 0.025 / 4, axis=0).max())
     assert least < np.quantile(differences, 0.025, axis=0).max() - 0.01
 
 
-def test_a_minimum_is_biased_low_and_says_so():
+def test_a_minimum_is_biased_low_and_its_method_says_so():
     found = [evaluate(chances(np.random.default_rng(s), [0.8] * 4, [100] * 4), resamples=50) for s in range(100)]
     assert np.mean([metrics.worst_group.value for metrics in found]) < 0.78
     assert "biased low" in found[0].worst_group.how
@@ -87,7 +87,7 @@ def test_a_minimum_is_biased_low_and_says_so():
     assert "bootstrap over images within groups" in found[0].worst_group.how
 
 
-def test_no_mistakes_on_few_images_are_no_certainty():
+def test_few_images_without_an_error_still_have_wide_intervals():
     metrics = evaluate(made((5, 5, 5, 5), (5, 5, 5, 5)), train_group_counts=IN_TRAINING)
     assert all(estimate.low < 0.95 for estimate in estimates(metrics) if not estimate.difference)
     assert metrics.worst_group.low < 0.7
@@ -99,7 +99,7 @@ def test_no_mistakes_on_few_images_are_no_certainty():
 def test_seeds_that_differ_widen_the_interval_and_seeds_that_agree_do_not():
     same = made((90, 90, 90, 90), (100, 100, 100, 100))
     other = made((70, 70, 70, 70), (100, 100, 100, 100))
-    one, agree, differ = across_seeds([same]), across_seeds([same] * 4), across_seeds([same, other] * 2)
+    one, agree, differ = evaluate_seeds([same]), evaluate_seeds([same] * 4), evaluate_seeds([same, other] * 2)
     widths = [metrics.accuracy.high - metrics.accuracy.low for metrics in (one, agree, differ)]
     assert widths[1] == pytest.approx(widths[0], rel=0.1)
     assert widths[2] > 2 * widths[0]
@@ -111,7 +111,7 @@ def test_seeds_that_differ_widen_the_interval_and_seeds_that_agree_do_not():
 
 def test_two_seeds_do_not_understate_their_variance():
     runs = [made((n, n, n, n), (1000, 1000, 1000, 1000)) for n in (700, 900)]
-    drawn = across_seeds(
+    drawn = evaluate_seeds(
         runs
     ).accuracy  # the standard error of a mean of 0.7 and 0.9 is 0.1; two draws alone have 0.071
     assert (drawn.low, drawn.high) == pytest.approx((0.8 - 2**0.5 / 10, 0.8 + 2**0.5 / 10), abs=0.02)
@@ -119,7 +119,7 @@ def test_two_seeds_do_not_understate_their_variance():
 
 def test_the_worst_group_over_seeds_is_the_mean_of_each_seeds_worst():
     runs = [made((90, 50, 80, 80), (100,) * 4), made((90, 80, 60, 80), (100,) * 4)]
-    metrics = across_seeds(runs)
+    metrics = evaluate_seeds(runs)
     assert metrics.worst_group.value == pytest.approx(0.55)
     assert metrics.worst_group.of == "landbird on water"
     assert metrics.worst_group.low < 0.5 < 0.6 < metrics.worst_group.high
@@ -127,31 +127,31 @@ def test_the_worst_group_over_seeds_is_the_mean_of_each_seeds_worst():
 
 def test_seeds_are_matched_by_image_whatever_their_order():
     runs = [chances(np.random.default_rng(s), [0.9, 0.8, 0.7, 0.8], [50] * 4) for s in range(3)]
-    assert across_seeds(runs) == across_seeds([shuffled(run, s) for s, run in enumerate(runs)])
+    assert evaluate_seeds(runs) == evaluate_seeds([shuffled(run, s) for s, run in enumerate(runs)])
 
 
 def test_an_image_listed_twice_keeps_its_labels_apart():
-    answers = replace(made((9, 8, 7, 6), (10,) * 4), images=[f"{k % 20}.jpg" for k in range(40)])
-    first, second = aligned([("a", answers), ("b", shuffled(answers, 0))])
+    predictions = replace(made((9, 8, 7, 6), (10,) * 4), images=[f"{k % 20}.jpg" for k in range(40)])
+    first, second = align_runs([("a", predictions), ("b", shuffled(predictions, 0))])
     assert (first.labels == second.labels).all()
     assert (first.groups == second.groups).all()
 
 
 def test_the_same_seed_gives_the_same_table_and_another_nearly_the_same():
-    answers = chances(np.random.default_rng(0), [0.9, 0.8, 0.7, 0.8], [500] * 4)
-    assert evaluate(answers, seed=1) == evaluate(answers, seed=1)
-    assert evaluate(answers, seed=1) != evaluate(answers, seed=2)
-    assert evaluate(answers, seed=1).worst_group.low == pytest.approx(
-        evaluate(answers, seed=2).worst_group.low, abs=0.01
+    predictions = chances(np.random.default_rng(0), [0.9, 0.8, 0.7, 0.8], [500] * 4)
+    assert evaluate(predictions, seed=1) == evaluate(predictions, seed=1)
+    assert evaluate(predictions, seed=1) != evaluate(predictions, seed=2)
+    assert evaluate(predictions, seed=1).worst_group.low == pytest.approx(
+        evaluate(predictions, seed=2).worst_group.low, abs=0.01
     )
 
 
-def test_a_hundred_thousand_answers_take_less_than_a_second():
+def test_a_hundred_thousand_predictions_take_less_than_a_second():
     generator = np.random.default_rng(0)
     groups = generator.integers(0, 4, 100_000)
-    answers = scored(generator.normal(groups, 2), groups // 2, groups, PLACES)
+    predictions = scored(generator.normal(groups, 2), groups // 2, groups, PLACES)
     start = time.process_time()
-    evaluate(answers, train_group_counts=IN_TRAINING)
+    evaluate(predictions, train_group_counts=IN_TRAINING)
     assert time.process_time() - start < 1
 
 
@@ -163,8 +163,8 @@ counts = st.integers(1, 30).flatmap(lambda n: st.tuples(st.integers(0, n), st.ju
 def test_worst_is_below_mean_is_below_best_and_every_value_lies_in_its_interval(cells, seed):
     right, sizes = zip(*cells, strict=True)
     names = tuple(f"group {k}" for k in range(len(cells)))
-    answers = made(right, sizes, group_names=names)
-    metrics = evaluate(answers, train_group_counts=dict(zip(names, sizes, strict=True)), resamples=100)
+    predictions = made(right, sizes, group_names=names)
+    metrics = evaluate(predictions, train_group_counts=dict(zip(names, sizes, strict=True)), resamples=100)
     best = max(estimate.value for estimate in metrics.groups.values())
     for mean in (metrics.mean_of_groups, metrics.adjusted, metrics.accuracy):
         assert metrics.worst_group.value <= mean.value + 1e-12
@@ -176,6 +176,6 @@ def test_worst_is_below_mean_is_below_best_and_every_value_lies_in_its_interval(
         floor = -1 if estimate.difference else 0
         assert floor <= estimate.low <= estimate.value <= estimate.high <= 1
     assert (
-        evaluate(shuffled(answers, seed), train_group_counts=dict(zip(names, sizes, strict=True)), resamples=100)
+        evaluate(shuffled(predictions, seed), train_group_counts=dict(zip(names, sizes, strict=True)), resamples=100)
         == metrics
     )

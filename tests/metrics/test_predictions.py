@@ -1,4 +1,4 @@
-"""Answers per image survive their file, and a faulty file is refused with the line at fault."""
+"""Predictions round-trip through their CSV file, and a faulty file is an error that names the line."""
 
 from dataclasses import replace
 
@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.errors import UserError
-from sightline.metrics.groups import Predictions
+from sightline.metrics.predictions import Predictions
 
 from ..answering import PLACES, answered, made, scored
 
 
-def test_answers_survive_their_csv_file_with_awkward_names(tmp_path):
+def test_predictions_round_trip_through_csv_with_awkward_names(tmp_path):
     classes = ("Möwe, graue", 'der "Rest"', "鳥")
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 3, 30)
-    answers = Predictions.from_logits(
+    predictions = Predictions.from_logits(
         [f"Ordner, {k}/bild\n{k}é.jpg" for k in range(30)],
         labels,
         generator.normal(0, 20, (30, 3)).astype(np.float32),
@@ -27,34 +27,34 @@ def test_answers_survive_their_csv_file_with_awkward_names(tmp_path):
         "prüfung",
         {"background": ["mixed_same", "mixed, rand"] * 15, "": ["leer"] * 30},
     )
-    answers.predicted[3] = -1
-    answers.save_csv(tmp_path / "answers.csv")
+    predictions.predicted[3] = -1
+    predictions.save_csv(tmp_path / "answers.csv")
     for again in (
         Predictions.load_csv(tmp_path / "answers.csv"),
-        Predictions.load_csv(tmp_path / "answers.csv", split="prüfung", group_names=answers.group_names),
+        Predictions.load_csv(tmp_path / "answers.csv", split="prüfung", group_names=predictions.group_names),
     ):
-        assert (again.images, again.classes, again.split) == (answers.images, classes, "prüfung")
-        assert again.group_names == answers.group_names
+        assert (again.images, again.classes, again.split) == (predictions.images, classes, "prüfung")
+        assert again.group_names == predictions.group_names
         for name in ("labels", "predicted", "probabilities", "groups"):
-            assert np.array_equal(getattr(again, name), getattr(answers, name)), name
-            assert getattr(again, name).dtype == getattr(answers, name).dtype
-        assert again.extra == answers.extra
+            assert np.array_equal(getattr(again, name), getattr(predictions, name)), name
+            assert getattr(again, name).dtype == getattr(predictions, name).dtype
+        assert again.extra == predictions.extra
     assert not list(tmp_path.glob("*.part"))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6), min_size=2, unique=True))
-def test_any_names_survive(tmp_path_factory, names):
+def test_any_names_round_trip(tmp_path_factory, names):
     path = tmp_path_factory.mktemp("answers") / "answers.csv"
     labels = np.arange(len(names))
-    answers = answered(labels, labels > 0, tuple(names), labels, tuple(names), split=names[0])
-    answers.save_csv(path)
+    predictions = answered(labels, labels > 0, tuple(names), labels, tuple(names), split=names[0])
+    predictions.save_csv(path)
     again = Predictions.load_csv(path, group_names=names)
     assert (again.classes, again.group_names, again.split) == (tuple(names), tuple(names), names[0])
-    assert np.array_equal(again.predicted, answers.predicted)
+    assert np.array_equal(again.predicted, predictions.predicted)
 
 
-def test_the_file_has_the_promised_columns(tmp_path):
+def test_the_file_has_the_documented_columns(tmp_path):
     made((1, 1, 1, 0), (1, 1, 1, 1)).save_csv(tmp_path / "answers.csv")
     lines = (tmp_path / "answers.csv").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "image,label,predicted,group,split,p_landbird,p_waterbird"
@@ -71,16 +71,16 @@ HEADER = "image,label,predicted,group,p_cat,p_dog\n"
         ("image,label,p_cat,p_dog\n", ":1:", "no column predicted"),
         ("image,label,predicted\n", ":1:", "the last columns must be the probabilities"),
         ("image,p_cat,p_dog,label,predicted\n", ":1:", "the last columns must be the probabilities"),
-        ("image,label,predicted,group,group,p_cat,p_dog\n", ":1:", "two columns are called 'group'"),
-        (HEADER, ":", "holds no answers"),
-        (HEADER + "a,cat,dog,x,0.1,0.9\nb,cat,dog,x,0.1\n", ":3:", "5 values, but the header names 6 columns"),
-        (HEADER + "a,cat,dog,x,0.1,0.9\nb,cow,dog,x,0.1,0.9\n", ":3:", "label is 'cow', which is none of cat, dog"),
-        (HEADER + "\na,cat,cow,x,0.1,0.9\n", ":3:", "predicted is 'cow'"),
-        (HEADER + 'a,cat,dog,"x\ny",0.1,0.9\nb,cat,dog,x,0.1,much\n', ":4:", "a probability is no number"),
-        (HEADER + "a,,dog,x,0.1,0.9\n", ":2:", "label is ''"),
+        ("image,label,predicted,group,group,p_cat,p_dog\n", ":1:", "duplicate column 'group'"),
+        (HEADER, ":", "contains no predictions"),
+        (HEADER + "a,cat,dog,x,0.1,0.9\nb,cat,dog,x,0.1\n", ":3:", "5 values, but the header has 6 columns"),
+        (HEADER + "a,cat,dog,x,0.1,0.9\nb,cow,dog,x,0.1,0.9\n", ":3:", "unknown label 'cow'; expected one of cat, dog"),
+        (HEADER + "\na,cat,cow,x,0.1,0.9\n", ":3:", "unknown predicted 'cow'"),
+        (HEADER + 'a,cat,dog,"x\ny",0.1,0.9\nb,cat,dog,x,0.1,much\n', ":4:", "a probability is not a number"),
+        (HEADER + "a,,dog,x,0.1,0.9\n", ":2:", "unknown label ''"),
     ],
 )
-def test_a_faulty_file_is_refused_with_the_line_at_fault(tmp_path, text, place, message):
+def test_a_faulty_file_is_an_error_that_names_the_line(tmp_path, text, place, message):
     path = tmp_path / "answers.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as refusal:
@@ -90,17 +90,17 @@ def test_a_faulty_file_is_refused_with_the_line_at_fault(tmp_path, text, place, 
     assert "\n" not in str(refusal.value)
 
 
-def test_a_group_that_the_data_set_does_not_have_is_refused_with_its_line(tmp_path):
+def test_an_unknown_group_is_an_error_that_names_the_line(tmp_path):
     made((1, 1, 1, 0), (1, 1, 1, 1)).save_csv(tmp_path / "answers.csv")
-    with pytest.raises(UserError, match=r"answers\.csv:4: group is 'waterbird on land'"):
+    with pytest.raises(UserError, match=r"answers\.csv:4: unknown group 'waterbird on land'"):
         Predictions.load_csv(tmp_path / "answers.csv", group_names=PLACES[:2])
 
 
 def test_a_file_from_a_spreadsheet_is_read(tmp_path):
     text = "image,label,predicted,p_cat,p_dog\r\na.jpg,cat,dog,0,1\r\n"
     (tmp_path / "answers.csv").write_text(text, encoding="utf-8-sig", newline="")
-    answers = Predictions.load_csv(tmp_path / "answers.csv")
-    assert (answers.images, answers.classes, answers.groups, answers.split) == (
+    predictions = Predictions.load_csv(tmp_path / "answers.csv")
+    assert (predictions.images, predictions.classes, predictions.groups, predictions.split) == (
         ["a.jpg"],
         ("cat", "dog"),
         None,
@@ -108,36 +108,36 @@ def test_a_file_from_a_spreadsheet_is_read(tmp_path):
     )
 
 
-def test_one_of_several_splits_can_be_picked_and_must_be(tmp_path):
+def test_one_of_several_splits_must_be_selected(tmp_path):
     path = tmp_path / "answers.csv"
     lines = ["image,label,predicted,split,p_cat,p_dog", "a,cat,cat,val,1,0", "b,dog,dog,test,0,1", "c,dog,cat,test,1,0"]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert Predictions.load_csv(path, split="test").images == ["b", "c"]
-    with pytest.raises(UserError, match="holds the splits val, test"):
+    with pytest.raises(UserError, match=r"contains several splits \(val, test\)"):
         Predictions.load_csv(path)
-    with pytest.raises(UserError, match="no answers to the split 'train'"):
+    with pytest.raises(UserError, match="no predictions for split 'train'"):
         Predictions.load_csv(path, split="train")
 
 
-def test_files_that_cannot_be_read_or_written_are_said_so(tmp_path):
-    answers = made((1, 1, 1, 0), (1, 1, 1, 1))
+def test_files_that_cannot_be_read_or_written_are_errors(tmp_path):
+    predictions = made((1, 1, 1, 0), (1, 1, 1, 1))
     with pytest.raises(UserError, match="cannot be read"):
         Predictions.load_csv(tmp_path / "nowhere.csv")
     with pytest.raises(UserError, match="cannot be written"):
-        answers.save_csv(tmp_path / "nowhere" / "answers.csv")
+        predictions.save_csv(tmp_path / "nowhere" / "answers.csv")
 
 
-def test_an_unfinished_write_leaves_the_old_file_alone(tmp_path):
-    answers = made((1, 1, 1, 0), (1, 1, 1, 1))
-    answers.save_csv(tmp_path / "answers.csv")
+def test_an_interrupted_write_leaves_the_old_file_unchanged(tmp_path):
+    predictions = made((1, 1, 1, 0), (1, 1, 1, 1))
+    predictions.save_csv(tmp_path / "answers.csv")
     before = (tmp_path / "answers.csv").read_bytes()
     with pytest.raises(AssertionError, match="p_ is for probabilities"):
-        replace(answers, extra={"p_value": ["", "", "", ""]}).save_csv(tmp_path / "answers.csv")
+        replace(predictions, extra={"p_value": ["", "", "", ""]}).save_csv(tmp_path / "answers.csv")
     assert (tmp_path / "answers.csv").read_bytes() == before
 
 
-def test_a_diverged_model_and_an_empty_split_are_refused():
-    with pytest.raises(UserError, match=r"1 of 2 answers are not numbers \(the first: 000001.jpg\)"):
+def test_a_diverged_model_and_an_empty_split_are_errors():
+    with pytest.raises(UserError, match=r"1 of 2 predictions are not finite \(the first: 000001.jpg\)"):
         scored([0.0, np.inf], [0, 1])
-    with pytest.raises(UserError, match="nothing to measure: the split 'test' has no images"):
+    with pytest.raises(UserError, match="nothing to evaluate: split 'test' has no images"):
         answered(np.zeros(0, dtype=int), np.zeros(0, dtype=bool))

@@ -16,7 +16,7 @@ ASKED = ("--limit", 8, "--tests", "masks", "--maps", "gae", *QUICK)
 
 @pytest.fixture(scope="module")
 def bare(toy, tmp_path_factory):
-    """The same pictures, and no masks."""
+    """The same images, and no masks."""
     data = shutil.copytree(toy, tmp_path_factory.mktemp("bare") / "bare", ignore=shutil.ignore_patterns("masks"))
     with (toy / "rows.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -38,7 +38,7 @@ def stressed(run):
 
 
 def audited(run, *told):
-    code, out, err = typed("audit", run, *told, *QUICK, "--quick", "--pictures", 0)
+    code, out, err = typed("audit", run, *told, *QUICK, "--quick", "--examples", 0)
     assert code == 0, err
     return Page(next(path for path in run.glob("**/audit.html") if str(path) in out).read_text())
 
@@ -46,7 +46,7 @@ def audited(run, *told):
 def test_without_masks_and_without_the_word_nothing_is_held_against_any(run, bare):
     code, out, _ = typed("stress", run, bare, *ASKED)
     assert code == 0
-    assert "masks: no picture has one" in out
+    assert "masks: no image has one" in out
     assert "--masks tokencut:BACKBONE" in out
     assert stressed(run)["masks"] == {}
     page = audited(run, bare)
@@ -65,7 +65,7 @@ def test_discovered_masks_are_used_and_named_in_figures_and_report(run, bare):
     by = f"masks {found['masks_from']}"
     for section in ("proof", "backgrounds", "masks", "maps"):
         assert by in page.sections[section], section
-    assert f"By {by}: another background changes its answer in" in page.html.split("<nav")[0]
+    assert f"By {by}: another background changes its prediction in" in page.html.split("<nav")[0]
     assert f"--masks {BY}" in page.sections["run"]
     assert "true masks" not in page.html
     assert "the masks of the data set" not in page.html

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 import tyro
+from sightline.report.context import open_report
 
 from sightline.cli import parse
 from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.interventions.apply import intervened
+from sightline.interventions.apply import apply_intervention
 from sightline.interventions.file import Intervention
 from sightline.load import load_as_trained as load
 from sightline.metrics.estimates import Estimate, Metrics
-from sightline.metrics.inference import answer
+from sightline.metrics.inference import predict_rows
 from sightline.metrics.predictions import Predictions
-from sightline.report.case import open_case
-from sightline.report.gallery import drawn, jpeg_uri, plan
+from sightline.report.gallery import jpeg_uri, sample_balanced, select_images
 from sightline.report.provenance import flags, training_command
-from sightline.report.survey import Survey
+from sightline.report.survey import SurveyResults
 from sightline.report.text import headline
 from sightline.training.distributed import make_accelerator
 from sightline.training.run_folder import read_run
@@ -46,9 +46,9 @@ SECTIONS = (
     "run",
 )
 METHODS = {
-    "ifam": ("ifam", "--parts", 3, "--epochs", 1, "--sight", "patches", "--balance", "none", "--average", "None"),
+    "ifam": ("ifam", "--parts", 3, "--epochs", 1, "--sight", "patches", "--balance", "none", "--ema", "None"),
     "pdiscoformer": ("pdiscoformer", "--parts", 2, "--epochs", 1),
-    "a2": ("a2", "--crop", 0.5, "--heads", 0),
+    "a2": ("a2", "--crop-size", 0.5, "--heads", 0),
     "early": ("early-mask", "--epochs", 1, "--sight", "pixels"),
     "late": ("late-mask", "--epochs", 1),
     "probe": ("probe",),
@@ -96,7 +96,7 @@ def pages(trained):
     """The report of each, written as a user would."""
     found = {}
     for name in METHODS:
-        code, out, _ = typed("audit", trained / name, *QUICK, "--quick", "--pictures", 60)
+        code, out, _ = typed("audit", trained / name, *QUICK, "--quick", "--examples", 60)
         assert code == 0, out
         assert str(trained / name / "audit.html") in out
         found[name] = Page((trained / name / "audit.html").read_text())
@@ -115,14 +115,14 @@ def test_every_method_has_every_section_in_order_and_what_is_missing_is_named(pa
 
 def test_tests_of_its_maps_are_shown_once_they_are_made(pages, trained, tmp_path):
     assert "sightline stress" in pages["probe"].sections["maps"]
-    asked = ("--tests", "curves", "--maps", "attention", "--no-pictures")
+    asked = ("--tests", "curves", "--maps", "attention", "--no-figures")
     assert typed("stress", trained / "probe", *asked, *QUICK)[0] == 0
     found = json.loads((trained / "probe" / "stress" / "test.json").read_text())
     assert typed("audit", trained / "probe", *QUICK, "--quick", "--out", tmp_path / "audit.html")[0] == 0
     page = Page((tmp_path / "audit.html").read_text())
     assert found["sentences"][0] in page.sections["maps"]
     mean = next(curve["mean"] for curve in found["curves"] if curve["map"] == "attention")
-    assert Estimate(**mean).figure in page.sections["maps"]
+    assert Estimate(**mean).value_text in page.sections["maps"]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -152,7 +152,7 @@ def test_the_groups_figures_are_those_of_evaluate(pages, trained, name):
     metrics = Metrics.from_dict(json.loads((trained / name / "metrics.json").read_text())["splits"]["test"])
     for group, estimate in metrics.groups.items():
         row = pages[name].row(group)
-        assert f"{estimate.figure} {estimate.interval} {estimate.n:,}" in row
+        assert f"{estimate.value_text} {estimate.interval} {estimate.n:,}" in row
     assert headline(metrics) in pages[name].html
 
 
@@ -162,15 +162,15 @@ def test_verdicts_are_those_of_the_proof(pages):
         assert "Proved: nothing outside" in verdicts[name], name
     for name in ("pdiscoformer", "late"):
         assert "Not blind" in verdicts[name], name
-    assert "Nothing is proved: this method sees the whole picture." in verdicts["probe"]
+    assert "Nothing is proved: this method sees the whole image." in verdicts["probe"]
     assert "Redrawn: what lies outside the masks. Leaks:" in verdicts["probe"]
 
 
 def test_leaving_a_part_out_does_what_it_does_to_the_model_itself(pages, trained):
-    case = open_case(Audit(trained / "ifam", workers=0, device="cpu"))
+    context = open_report(Audit(trained / "ifam", workers=0, device="cpu"))
     model = load(trained / "ifam")
     before, after = (
-        answer(intervened(model.method, one), case.rows, case.indices, model.expects, make_accelerator("cpu"))
+        predict_rows(apply_intervention(model.method, one), context.rows, context.indices, model.expects, make_accelerator("cpu"))
         for one in (Intervention(), Intervention(drop=(1,)))
     )
     row = pages["ifam"].row("without part 1")
@@ -185,7 +185,7 @@ def test_names_and_the_intervention_of_the_user_are_on_the_page(trained, tmp_pat
     assert typed("intervene", trained / "ifam", "--drop", 0, "--name", "2=the <i>beak</i>", *QUICK)[0] == 0
     try:
         out = tmp_path / "page.html"
-        assert typed("audit", trained / "ifam", *QUICK, "--quick", "--out", out, "--pictures", 30)[0] == 0
+        assert typed("audit", trained / "ifam", *QUICK, "--quick", "--out", out, "--examples", 30)[0] == 0
         page = Page(out.read_text())
         assert "With an intervention: without part 0." in page.html
         assert "part 2 (the &lt;i&gt;beak&lt;/i&gt;)" in page.html
@@ -197,7 +197,7 @@ def test_names_and_the_intervention_of_the_user_are_on_the_page(trained, tmp_pat
 
 
 def test_reports_with_and_without_the_intervention_lie_apart_and_which_it_is_is_said(trained, tmp_path):
-    run, few = shutil.copytree(trained / "ifam", tmp_path / "run"), (*QUICK, "--quick", "--pictures", 10)
+    run, few = shutil.copytree(trained / "ifam", tmp_path / "run"), (*QUICK, "--quick", "--examples", 10)
     assert typed("intervene", run, "--drop", 0, *QUICK)[0] == 0
     code, out, errors = typed("audit", run, *few)
     assert code == 0, errors
@@ -216,9 +216,9 @@ def test_reports_with_and_without_the_intervention_lie_apart_and_which_it_is_is_
 def test_without_the_intervention_its_file_may_be_damaged(trained, tmp_path):
     run = shutil.copytree(trained / "ifam", tmp_path / "run")
     (run / "intervention.json").write_text("{")
-    assert open_case(Audit(run, workers=0, device="cpu", intervention=False)).intervention == Intervention()
+    assert open_report(Audit(run, workers=0, device="cpu", intervention=False)).intervention == Intervention()
     with pytest.raises(UserError, match="damaged"):
-        open_case(Audit(run, workers=0, device="cpu"))
+        open_report(Audit(run, workers=0, device="cpu"))
 
 
 def test_classes_and_files_cannot_write_into_the_page(tmp_path):
@@ -243,10 +243,10 @@ def test_two_hundred_pictures_stay_under_five_megabytes_whatever_they_show():
 
 def test_galleries_are_drawn_from_all_groups_and_the_same_for_the_same_seed():
     cells = np.repeat([0, 1, 2], [100, 3, 10])
-    rows = drawn(np.arange(113), cells, 9, np.random.default_rng(0))
+    rows = sample_balanced(np.arange(113), cells, 9, np.random.default_rng(0))
     assert np.bincount(cells[rows]).tolist() == [3, 3, 3]
-    assert np.array_equal(rows, drawn(np.arange(113), cells, 9, np.random.default_rng(0)))
-    assert len(drawn(np.array([], dtype=int), cells, 9, np.random.default_rng(0))) == 0
+    assert np.array_equal(rows, sample_balanced(np.arange(113), cells, 9, np.random.default_rng(0)))
+    assert len(sample_balanced(np.array([], dtype=int), cells, 9, np.random.default_rng(0))) == 0
 
 
 @pytest.mark.parametrize(("parts", "count"), [(0, 20), (3, 5)])
@@ -257,7 +257,7 @@ def test_few_pictures_are_spread_over_the_groups(parts, count):
         [str(i) for i in range(120)], groups, logits, tuple("abcd"), groups, tuple("abcd")
     )
     areas = np.ones((120, parts)) if parts else None
-    chosen = plan(Survey(answers, np.ones(120), areas), 20, 0, Intervention())
+    chosen = select_images(SurveyResults(answers, np.ones(120), areas), 20, 0, Intervention())
     assert len(chosen.overview) == count
     for rows in (chosen.overview, *chosen.parts.values()):
         assert np.ptp(np.bincount(groups[rows], minlength=4)) <= 1
@@ -290,18 +290,18 @@ def test_the_command_to_reproduce_a_run_is_the_one_that_made_it(trained):
 @pytest.mark.parametrize("kind", [Robustvit, Rrr, Gradmask, Masktune])
 def test_what_a_run_went_on_with_is_typed_as_the_command_line_knows_it(kind):
     typed_flags = flags({"start": "runs/erm", "seed": 3}, kind)
-    assert typed_flags == ["--seed", "3", "--from", "runs/erm"]
+    assert typed_flags == ["--seed", "3", "--init-from", "runs/erm"]
     parsed = tyro.cli(kind, args=["data", *typed_flags])
     assert (parsed.start, parsed.seed) == ("runs/erm", 3)
 
 
 def test_another_split_has_a_file_of_its_own_and_a_report_needs_no_pictures(trained):
-    code, out, _ = typed("audit", trained / "probe", *QUICK, "--quick", "--split", "val", "--pictures", 0)
+    code, out, _ = typed("audit", trained / "probe", *QUICK, "--quick", "--split", "val", "--examples", 0)
     assert code == 0
     assert str(trained / "probe" / "audit-val.html") in out
     page = Page((trained / "probe" / "audit-val.html").read_text())
     assert not [tag for tag, _ in page.elements if tag == "img"]
-    assert typed("audit", trained / "probe", *QUICK, "--pictures", -1)[0] == 2
+    assert typed("audit", trained / "probe", *QUICK, "--examples", -1)[0] == 2
 
 
 def test_on_a_phone_nothing_but_tables_scrolls_sideways(pages, trained, browser):

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from sightline.config import Pdiscoformer, Probe
-from sightline.export.export import certificate_of
+from sightline.export.export import certify
 from sightline.interventions.file import Intervention
 from sightline.load import load_as_trained as load
 from sightline.report.card import card, made_of, plain
@@ -45,7 +45,7 @@ def test_it_says_what_the_run_says(patches, certificate):
     found = sections(text)
     metrics = json.loads((patches / "metrics.json").read_text())["splits"]["test"]
     data = found["What it was trained on"]
-    assert "176 pictures of 2 classes (duck, stork)" in data
+    assert "176 images of 2 classes (duck, stork)" in data
     assert data.count("\n| duck/") == 2
     good = found["How good it is"]
     for group, one in metrics["groups"].items():
@@ -53,7 +53,7 @@ def test_it_says_what_the_run_says(patches, certificate):
         assert f"| {one['n']} |" in good
     assert "selected by balanced on the val data, never on the test data" in good
     assert certificate.sentence in found["What it sees"]
-    assert "IoU of the sight, patch grid" in found["What it sees"]
+    assert "Sight IoU, patch grid" in found["What it sees"]
     assert "2 parts and a background: part 0, part 1." in found["Its parts"]
     assert "Nothing is corrected." in found["Its parts"]
     assert "What chooses the sight has seen the whole picture" in found["Limits"]
@@ -108,9 +108,9 @@ def test_figures_of_another_model_are_no_headline_of_a_corrected_one(patches, ce
 def test_a_model_that_sees_everything_claims_nothing_else(toy, tmp_path):
     model = load(train(Probe(toy, out=tmp_path / "probe", **TOLD)))
     images = torch.rand(2, 3, 32, 32)
-    assert certificate_of(model, None, images, None) is None
+    assert certify(model, None, images, None) is None
     text = card(model, None, None, "2 pictures")
-    assert "It sees the whole picture." in text
+    assert "It sees the whole image." in text
     assert "It is not blind to anything" in text
     assert "blind-outside-its-sight" not in text
     assert "## Its parts" not in text
@@ -122,7 +122,7 @@ def test_a_model_that_sees_everything_claims_nothing_else(toy, tmp_path):
 
 def test_late_parts_are_no_blindness(toy, tmp_path):
     model = load(train(Pdiscoformer(toy, out=tmp_path / "late", parts=2, epochs=1, **TOLD)))
-    assert certificate_of(model, None, torch.rand(2, 3, 32, 32), None) is None
+    assert certify(model, None, torch.rand(2, 3, 32, 32), None) is None
     assert "It sees whole pictures" in card(model, None, None, "2 pictures")
 
 

@@ -1,4 +1,4 @@
-"""`sightline strips`: the same pictures over several runs, swapped backgrounds, heat maps, and one page of it all."""
+"""`sightline strips`: the same images over several runs, swapped backgrounds, heat maps, and one page of it all."""
 
 import json
 import re
@@ -16,9 +16,9 @@ from sightline.data.rows import Rows
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.interventions.file import Intervention
-from sightline.report.contact_sheet import Line, Note, centre_of, crossed, heat, sheet_of, shortened
-from sightline.report.figures import Easel, heat_lines, occupied, twins_in
-from sightline.report.strips import draw, left_out_section, shrunk, told_apart
+from sightline.report.contact_sheet import Note, SheetRow, centre_of_mass, draw_cross, draw_sheet, heat_map, shortened
+from sightline.report.figures import PartFigures, find_counterparts, heat_map_rows, part_fractions
+from sightline.report.strips import distinct_names, draw, part_removal_section, resize_for_sheet
 from sightline.sight import Sight
 from sightline.train import train
 
@@ -29,30 +29,30 @@ SMALL = {"size": 32, "epochs": 1, "batch": 12, "workers": 0, "device": "cpu", "b
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A run of iFAM and one of PDiscoFormer, on the same toy pictures."""
+    """A run of iFAM and one of PDiscoFormer, on the same toy images."""
     folder = tmp_path_factory.mktemp("strips")
     write_toy(folder / "toy", train=24, val=12, test=16, size=32)
-    train(Ifam(folder / "toy", out=folder / "k2", parts=2, look_again=False, look_size=32, **SMALL))
+    train(Ifam(folder / "toy", out=folder / "k2", parts=2, refine=False, selector_size=32, **SMALL))
     train(Pdiscoformer(folder / "toy", out=folder / "k3", parts=3, **SMALL))
     return folder
 
 
-def easel(command: Strips, folder: Path, first: Easel | None = None) -> Easel:
-    return Easel.open(command, folder, None, first)
+def figures_of_run(command: Strips, folder: Path, first: PartFigures | None = None) -> PartFigures:
+    return PartFigures.open(command, folder, None, first)
 
 
 def told(*runs: Path, **more) -> Strips:
-    return Strips(runs, pictures=4, limit=16, workers=0, device="cpu", **more)
+    return Strips(runs, examples=4, limit=16, workers=0, device="cpu", **more)
 
 
 # ---- a page ----------------------------------------------------------------------------------------------------------
 
 
 def test_one_page_shows_every_kind_of_every_run_and_needs_no_other_file(made, tmp_path):
-    asked = ("--pictures", 4, "--limit", 16, "--out", tmp_path / "out", *QUICK)
+    asked = ("--examples", 4, "--limit", 16, "--out", tmp_path / "out", *QUICK)
     code, out, err = typed("strips", made / "k2", made / "k3", *asked)
     assert (code, err) == (0, "")
-    assert f"The pictures are in {tmp_path / 'out' / 'index.html'}" in out
+    assert f"The images are in {tmp_path / 'out' / 'index.html'}" in out
     assert f"`sightline intervene {made / 'k3'} --find`" in out
     names = {path.name for path in (tmp_path / "out").glob("*.png")}
     assert names == {"parts.png", "occupancy.png", "swapped-k2.png", "swapped-k3.png"}
@@ -71,10 +71,10 @@ def test_one_page_shows_every_kind_of_every_run_and_needs_no_other_file(made, tm
 def test_runs_of_one_name_are_told_apart(made, tmp_path):
     for parent in ("a", "b"):
         shutil.copytree(made / "k2", tmp_path / parent / "run")
-    drawn = draw(told(tmp_path / "a" / "run", tmp_path / "b" / "run", out=tmp_path / "out"))
-    assert {"swapped-a-run", "swapped-b-run"} < {*drawn.sheets}
-    assert told_apart([Path("x/k1"), Path("x/k2")]) == ["k1", "k2"]
-    assert told_apart([Path("x/k1"), Path("x/k1")]) == ["k1-0", "k1-1"]
+    sample_balanced = draw(told(tmp_path / "a" / "run", tmp_path / "b" / "run", out=tmp_path / "out"))
+    assert {"swapped-a-run", "swapped-b-run"} < {*sample_balanced.sheets}
+    assert distinct_names([Path("x/k1"), Path("x/k2")]) == ["k1", "k2"]
+    assert distinct_names([Path("x/k1"), Path("x/k1")]) == ["k1-0", "k1-1"]
 
 
 def test_only_what_is_asked_for_is_drawn_and_lies_in_the_run_if_no_place_is_named(made, tmp_path):
@@ -89,25 +89,25 @@ def test_what_was_measured_without_each_part_is_a_table_with_pictures_on_a_page_
     code, out, err = typed("intervene", run, "--find", *QUICK)
     assert code == 0, err
     path = run / "interventions" / "index.html"
-    assert f"The table with its pictures is {path}." in out
+    assert f"Table with images: {path}" in out
     page = path.read_text()
     trials = json.loads((run / "interventions" / "search.json").read_text())["trials"]
     assert all(f"<td>{trial['step']}</td>" in page for trial in trials)
     assert page.count('src="data:image/jpeg') == 2
     measured = json.loads((run / "interventions" / "search.json").read_text())
-    assert "Look at it." in left_out_section(run, measured | {"suspect": {"sentence": "Look at it."}}).about
+    assert "Look at it." in part_removal_section(run, measured | {"suspect": {"sentence": "Look at it."}}).about
     found = draw(told(run, kind=("left-out",), out=tmp_path / "out"))
     assert "without part 1" in found.page.read_text()
     assert found.notes == ()
 
 
-# ---- the same pictures -----------------------------------------------------------------------------------------------
+# ---- the same images -----------------------------------------------------------------------------------------------
 
 
 def test_every_run_is_drawn_on_the_same_pictures_from_all_groups(made):
     command = told(made / "k2", made / "k3")
-    first = easel(command, made / "k2")
-    second = easel(command, made / "k3", first)
+    first = figures_of_run(command, made / "k2")
+    second = figures_of_run(command, made / "k3", first)
     (pictures, ours), (others, theirs) = first.part_maps(), second.part_maps()
     assert torch.equal(pictures.pictures, others.pictures)
     assert [note.text for note in pictures.notes] == sorted({note.text for note in pictures.notes})  # one of each
@@ -116,7 +116,7 @@ def test_every_run_is_drawn_on_the_same_pictures_from_all_groups(made):
 
 
 def test_parts_that_are_left_out_are_neither_painted_nor_named(made):
-    plain = easel(told(made / "k2"), made / "k2")
+    plain = figures_of_run(told(made / "k2"), made / "k2")
     plain = replace(plain, intervention=Intervention(names={1: "head"}))
     changed = replace(plain, intervention=Intervention(drop=(0,), names={1: "head"}))
     assert [word for word, _ in plain.legend] == ["0", "head"]
@@ -148,11 +148,11 @@ def test_runs_on_other_data_and_methods_without_parts_are_refused(made, tmp_path
 
 
 def test_things_stay_as_they_are_on_another_background_and_more_doubt_shows_less(made):
-    from sightline.data.images import Canvas, decode
+    from sightline.data.images import Preprocess, decode
 
-    one = easel(told(made / "k2", quantiles=(0.99, 0.2)), made / "k2")
+    one = figures_of_run(told(made / "k2", quantiles=(0.99, 0.2)), made / "k2")
     chosen, images, others, how = one.on_other_backgrounds()
-    masks = [decode(one.asked.rows, int(i), Canvas.of(one.model.expects)).mask for i in chosen]
+    masks = [decode(one.asked.rows, int(i), Preprocess.of(one.model.expects)).mask for i in chosen]
     inside = torch.stack([mask for mask in masks if mask is not None])[:, None].expand_as(images)
     assert torch.equal(images[inside], others[inside])
     assert (images[~inside] != others[~inside]).float().mean() > 0.8
@@ -181,9 +181,9 @@ def test_twins_are_found_by_their_paths_and_the_usual_background_comes_first():
     images = ["i/original/a.jpg", "i/original/b.jpg", "i/swapped/b.jpg", "i/swapped/c.jpg"]
     groups = ["tern/original", "tern/original", "tern/swapped", "tern/swapped"]
     rows = rows_with(images, groups, [0, 2, 2, 2])
-    assert twins_in(rows, rows.where("test")) == {1: 2}
+    assert find_counterparts(rows, rows.split_indices("test")) == {1: 2}
     same = rows_with(images, ["tern/original"] * 4, [0, 2, 2, 2])
-    assert twins_in(same, same.where("test")) == {}
+    assert find_counterparts(same, same.split_indices("test")) == {}
 
 
 # ---- heat maps -------------------------------------------------------------------------------------------------------
@@ -193,25 +193,25 @@ def test_a_cell_belongs_to_a_part_as_far_as_its_visible_pixels_do():
     parts = torch.zeros(1, 3, 2, 2)
     parts[0, 0, 0], parts[0, 1, 1] = 1, 1  # part 0 above part 1
     keep = torch.tensor([[[True, True], [True, False]]])
-    first, second = occupied(Sight(keep=keep, parts=parts), torch.zeros(1, 3, 8, 8))
+    first, second = part_fractions(Sight(keep=keep, parts=parts), torch.zeros(1, 3, 8, 8))
     assert first[0].tolist() == [[1, 1], [0, 0]]
     assert second[0].tolist() == [[0, 0], [1, 0]]
 
 
 def test_heat_is_brightest_where_a_part_is_most_often_and_crosses_lie_at_its_centre():
     shares = torch.tensor([[0.0, 0.0], [0.0, 0.5]])
-    picture = heat(shares, 8)
+    picture = heat_map(shares, 8)
     assert picture.shape == (3, 8, 8)
     assert picture.sum(dim=0).argmax() == 8 * 4 + 4
-    assert centre_of(shares) == (0.75, 0.75)
-    assert centre_of(torch.zeros(2, 2)) is None
-    marked = crossed(picture, (0.75, 0.75), (1.0, 1.0, 1.0), reach=2)
+    assert centre_of_mass(shares) == (0.75, 0.75)
+    assert centre_of_mass(torch.zeros(2, 2)) is None
+    marked = draw_cross(picture, (0.75, 0.75), (1.0, 1.0, 1.0), reach=2)
     assert marked[:, 6, 6].tolist() == [1, 1, 1]
     assert torch.equal(marked[:, :3, :3], picture[:, :3, :3])
 
 
 def test_many_parts_stand_in_several_lines_under_one_caption():
-    lines = heat_lines("K = 16", {f"part {k}": torch.rand(4, 4) for k in range(16)}, torch.rand(4, 4))
+    lines = heat_map_rows("K = 16", {f"part {k}": torch.rand(4, 4) for k in range(16)}, torch.rand(4, 4))
     assert [len(line.pictures) for line in lines] == [9, 8]
     assert [line.caption for line in lines] == ["K = 16", ""]
     assert lines[0].notes[0].text.startswith("true masks: up to")
@@ -223,7 +223,7 @@ def test_many_parts_stand_in_several_lines_under_one_caption():
 def test_a_sheet_is_as_wide_as_its_widest_line_and_pictures_keep_their_pixels():
     red = torch.zeros(2, 3, 10, 20)
     red[:, 0] = 1
-    page = sheet_of([Line("a", red, [Note("x"), Note("y")]), Line("", red[:1], legend=[("part", (0, 0, 255))])])
+    page = draw_sheet([SheetRow("a", red, [Note("x"), Note("y")]), SheetRow("", red[:1], legend=[("part", (0, 0, 255))])])
     assert page.width == 2 * 28 + 16
     pixels = np.asarray(page)
     assert (pixels == (255, 0, 0)).all(axis=-1).sum() == 3 * 200
@@ -236,6 +236,6 @@ def test_long_names_lose_their_beginning_large_pictures_shrink_and_tiny_ones_gro
     font = ImageFont.load_default(size=12)
     assert shortened("tern 9 %", 200, font) == "tern 9 %"
     assert shortened("001.Black_footed_Albatross 99 %", 100, font).endswith("Albatross 99 %"[3:])
-    assert shrunk(torch.rand(1, 3, 448, 224)).shape == (1, 3, 224, 112)
-    assert shrunk(torch.rand(1, 3, 32, 32)).shape == (1, 3, 96, 96)
-    assert isinstance(sheet_of([Line("a", torch.rand(1, 3, 4, 4))]), Image.Image)
+    assert resize_for_sheet(torch.rand(1, 3, 448, 224)).shape == (1, 3, 224, 112)
+    assert resize_for_sheet(torch.rand(1, 3, 32, 32)).shape == (1, 3, 96, 96)
+    assert isinstance(draw_sheet([SheetRow("a", torch.rand(1, 3, 4, 4))]), Image.Image)

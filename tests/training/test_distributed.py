@@ -1,4 +1,4 @@
-"""Several processes do what one does."""
+"""Several processes train as one does."""
 
 import json
 import os
@@ -54,11 +54,11 @@ def assert_alike(one: Path, several: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "accumulate"), [(32, 1), (30, 2)])
-def test_three_processes_train_as_one_does(toy, tmp_path, batch, accumulate):
+@pytest.mark.parametrize(("batch", "grad_accum"), [(32, 1), (30, 2)])
+def test_three_processes_train_as_one_does(toy, tmp_path, batch, grad_accum):
     """A batch of 32 is not divisible by 3."""
-    one = train(small(toy, tmp_path / "one", epochs=2, batch=batch, accumulate=accumulate, average=0.9))
-    flags = ("--epochs", "2", "--batch", str(batch), "--accumulate", str(accumulate), "--average", "0.9")
+    one = train(small(toy, tmp_path / "one", epochs=2, batch=batch, grad_accum=grad_accum, ema=0.9))
+    flags = ("--epochs", "2", "--batch", str(batch), "--grad-accum", str(grad_accum), "--ema", "0.9")
     codes, errors = in_processes(3, *command_line(toy, tmp_path / "three", *flags))
     assert codes == [0] * 3, errors[-3000:]
     assert_alike(one, tmp_path / "three")
@@ -68,8 +68,8 @@ def test_three_processes_train_as_one_does(toy, tmp_path, batch, accumulate):
 @pytest.mark.slow
 def test_a_run_stopped_in_its_second_epoch_is_resumed_by_torchrun(toy, tmp_path):
     """After a save that all processes take part in."""
-    one = train(small(toy, tmp_path / "one", epochs=2, average=0.9))
-    command = command_line(toy, tmp_path / "three", "--epochs", "2", "--average", "0.9", "--save-minutes", "0")
+    one = train(small(toy, tmp_path / "one", epochs=2, ema=0.9))
+    command = command_line(toy, tmp_path / "three", "--epochs", "2", "--ema", "0.9", "--save-minutes", "0")
     codes, errors = in_processes(3, *command, prepare=stop_in_the_second_epoch)
     assert codes == [1] * 3
     assert "ZeroDivisionError" in errors
@@ -88,12 +88,12 @@ def test_a_run_stopped_in_its_second_epoch_is_resumed_by_torchrun(toy, tmp_path)
     assert_alike(one, tmp_path / "three")
 
 
-def test_several_processes_refuse_together(toy, tmp_path):
+def test_all_processes_stop_at_a_user_error(toy, tmp_path):
     train(small(toy, tmp_path / "run", epochs=1))
     codes, errors = in_processes(2, *command_line(toy, tmp_path / "run", "--epochs", "1"))
     assert codes == [2, 2], errors
-    assert "there is a run already" in errors
-    codes, errors = in_processes(2, *command_line(toy, tmp_path / "uneven", "--batch", "31", "--accumulate", "2"))
+    assert "contains a run" in errors
+    codes, errors = in_processes(2, *command_line(toy, tmp_path / "uneven", "--batch", "31", "--grad-accum", "2"))
     assert codes == [2, 2], errors
-    assert "take 28" in errors
+    assert "use --batch 28" in errors
     assert not (tmp_path / "uneven").exists()

@@ -1,4 +1,4 @@
-"""What is said about a long job while it goes on."""
+"""Progress bars and the line per epoch."""
 
 import pytest
 
@@ -7,33 +7,37 @@ from sightline.training.progress import Progress, Speed
 
 
 @pytest.mark.parametrize(
-    ("metric", "found", "said"),
+    ("metric", "values", "text"),
     [
         ("balanced", {"balanced": 0.5, "accuracy": 0.6}, "validation balanced 50.0%, "),
         ("last", {"last": 0.0}, ""),
-        ("last", {"last": 1.0, "knn": 0.75}, "neighbours of the right class 75.0%, "),
-        ("last", {"last": 0.0, "mass": 0.25, "hit": 1.0}, "attention on the masks 25.0%, its peak on them 100.0%, "),
+        ("last", {"last": 1.0, "knn": 0.75}, "k-NN accuracy 75.0%, "),
+        (
+            "last",
+            {"last": 0.0, "mass": 0.25, "hit": 1.0},
+            "attention mass on the masks 25.0%, attention peak on the masks 100.0%, ",
+        ),
     ],
 )
-def test_a_line_per_epoch_tells_what_was_measured(capsys, metric, found, said):
-    Progress(steps=3, done=0, show=True).epoch({"epoch": 2, "loss": 1.5} | found, metric, Speed(40, 2.0, 0.5))
-    expected = f"epoch 2: loss 1.5000, {said}20 images/s, 25% of the time waiting for data\n"
+def test_the_line_per_epoch_has_loss_metrics_and_speed(capsys, metric, values, text):
+    Progress(steps=3, done=0, show=True).epoch({"epoch": 2, "loss": 1.5} | values, metric, Speed(40, 2.0, 0.5))
+    expected = f"epoch 2: loss 1.5000, {text}20 images/s, 25% of the time waiting for data\n"
     assert capsys.readouterr().err == expected
 
 
-def test_one_picture_is_not_several():
-    assert [counted(n) for n in (0, 1, 1200)] == ["0 pictures", "1 picture", "1,200 pictures"]
-    assert counted(1, "toy picture") == "1 toy picture"
+def test_counts_have_the_right_plural():
+    assert [counted(n) for n in (0, 1, 1200)] == ["0 images", "1 image", "1,200 images"]
+    assert counted(1, "toy image") == "1 toy image"
 
 
-def test_where_nobody_looks_nothing_is_shown(capsys):
+def test_without_a_terminal_there_is_no_progress_bar(capsys):
     assert list(watched(iter("abc"), 3)) == ["a", "b", "c"]
     with bar("reading", 3) as tick:
         assert tick is None
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_shows_one_bar_at_a_time_and_how_long_the_rest_takes(monkeypatch, capsys):
+def test_a_terminal_shows_one_bar_at_a_time(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with bar("reading", 2) as outer, bar("looking", 2) as inner:
         assert inner is None

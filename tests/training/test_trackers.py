@@ -1,4 +1,4 @@
-"""`--tensorboard`: the board shows what the log says."""
+"""`--tensorboard`: TensorBoard has all values of the log."""
 
 import json
 
@@ -9,7 +9,7 @@ from sightline.datasets.toy import write_toy
 from ..commands import SMALL, typed
 
 
-def test_the_board_holds_every_logged_figure_at_its_epoch(tmp_path):
+def test_tensorboard_has_every_logged_value_at_its_epoch(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     toy = write_toy(tmp_path / "toy", train=32, val=16, test=8)
     run = tmp_path / "run"
@@ -27,7 +27,7 @@ def test_the_board_holds_every_logged_figure_at_its_epoch(tmp_path):
         assert [event.value for event in events] == pytest.approx([line[name] for line in logged], rel=1e-6)
 
 
-def test_without_the_flag_there_is_no_board(tmp_path):
+def test_without_the_flag_there_is_no_tensorboard_folder(tmp_path):
     toy = write_toy(tmp_path / "toy", train=32, val=16, test=8)
     assert typed("train", "erm", toy, *SMALL, "--epochs", 1, "--out", tmp_path / "run")[0] == 0
     assert not (tmp_path / "run" / "tensorboard").exists()

@@ -1,4 +1,4 @@
-"""The leak finder on models that are not ours."""
+"""The leak finder on models from other libraries."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_a_vit_masked_in_every_layer_still_leaks_where_its_head_averages_all_pat
     leak = find_leak(dinov2, images, sight)
     assert leak.leaks
     assert (leak.module, leak.kind) == ("the model itself", "Dinov2WithRegistersForImageClassification")
-    assert leak.what == "the pooled feature vector changes on the way to its classifier"
+    assert leak.what == "the pooled feature vector changes before its classifier"
 
     # Its CLS token alone is blind to any number, but not to what is none: a masked weight of 0 times NaN is NaN.
     cls = find_leak(dinov2, images, sight, call=lambda x: dinov2.dinov2_with_registers(x).pooler_output)
@@ -91,7 +91,7 @@ def test_overlapping_patches_leak_in_the_embedding(images, sight):
     assert find_leak(Stem().eval(), images, sight).module == "embed"
 
 
-def test_a_mix_between_tokens_outside_any_submodule_is_laid_at_the_caller(images, sight):
+def test_mixing_between_tokens_outside_any_submodule_is_attributed_to_the_caller(images, sight):
     class Mixer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -104,16 +104,16 @@ def test_a_mix_between_tokens_outside_any_submodule_is_laid_at_the_caller(images
 
     leak = find_leak(Mixer().eval(), images, sight)
     assert (leak.module, leak.kind) == ("the model itself", "Mixer")
-    assert leak.what == "a kept token changes on the way to its out"
+    assert leak.what == "a kept token changes before its out"
 
 
-def test_a_model_that_is_never_the_same_twice_is_refused(images, sight):
+def test_a_model_that_is_not_deterministic_is_an_error(images, sight):
     model = nn.Sequential(nn.Conv2d(3, 4, 14, 14), nn.Dropout(0.5)).train()
-    with pytest.raises(UserError, match="Sequential answers the same images differently each time"):
+    with pytest.raises(UserError, match="Sequential is not deterministic on the same images"):
         find_leak(model, images, sight)
 
 
-def test_a_model_without_numbers_is_refused(images, sight):
+def test_a_model_without_floating_point_output_is_an_error(images, sight):
     class Labels(nn.Module):
         def forward(self, x):
             return x.mean(dim=(1, 2, 3)) > 0.5
@@ -122,12 +122,12 @@ def test_a_model_without_numbers_is_refused(images, sight):
         find_leak(Labels(), images, sight)
 
 
-def test_an_all_clear_must_mean_something(images, sight):
+def test_a_trivial_result_is_an_error(images, sight):
     class Constant(nn.Module):
         def forward(self, x):
             return torch.ones(len(x), 3) + 0 * x.nan_to_num(0, 0, 0).mean()
 
-    with pytest.raises(UserError, match="does not notice visible pixels either"):
+    with pytest.raises(UserError, match="does not depend on visible pixels either"):
         find_leak(Constant(), images, sight)
     model = nn.Sequential(nn.Conv2d(3, 4, 14, 14), nn.Flatten())
     with pytest.raises(UserError, match="hides nothing"):

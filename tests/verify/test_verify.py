@@ -1,4 +1,4 @@
-"""The proof must hold for what is blind, and must fail for everything else."""
+"""The proof must hold for methods that are blind outside their sight, and fail for all others."""
 
 import importlib
 import json
@@ -9,11 +9,11 @@ from torch import nn
 
 import sightline
 from sightline.methods.pair import Pair
-from sightline.sight import Prediction, Sight, spread
+from sightline.sight import Method, Prediction, Sight, cells_to_pixels
 from sightline.verify.verify import fingerprint, verify
 from sightline.vit.model import Input
 from sightline.what.masked import MaskedViT
-from sightline.what.pool import LateMask
+from sightline.what.pool import LateMaskedViT
 from sightline.where.attention import AttentionSight
 
 from ..conftest import small_vit
@@ -33,11 +33,13 @@ def patches(generator):
 def pixels(generator):
     whole = torch.rand(5, 4, 4, generator=generator) < 0.6
     inside = torch.rand(5, 32, 32, generator=generator) < 0.5
-    return Sight.of_pixels(inside & spread(whole, (32, 32)), (4, 4))
+    return Sight.of_pixels(inside & cells_to_pixels(whole, (32, 32)), (4, 4))
 
 
-class Dummy:
-    """The ten lines that make a method: it looks at the left half and judges by its mean colour."""
+class Dummy(Method):
+    """A method in ten lines: its sight is the left half, its logits are the mean colour."""
+
+    blind = True
 
     def look(self, images):
         keep = torch.zeros(len(images), 2, 2, dtype=torch.bool)
@@ -53,7 +55,7 @@ class Dummy:
 
 
 class Cheat(Dummy):
-    """Blind but for a millionth."""
+    """Blind except for a millionth of the mean colour."""
 
     def judge(self, images, sight):
         honest = super().judge(images, sight)
@@ -152,11 +154,11 @@ def test_every_kind_of_redraw_is_tried_as_often_as_said(images, pixels):
 
 
 @pytest.mark.parametrize(("level", "place"), [("patches", "vit.blocks.0.attn"), ("pixels", "vit")])
-def test_late_masking_fails_and_the_place_is_named(images, level, place, request):
-    certificate = verify(LateMask(small_vit(), 5), images, request.getfixturevalue(level), draws=1)
+def test_late_masking_fails_and_the_module_is_named(images, level, place, request):
+    certificate = verify(LateMaskedViT(small_vit(), 5), images, request.getfixturevalue(level), draws=1)
     assert certificate.verdict == "leaks"
     assert certificate.leak["module"] == place
-    assert f"get in at {place} (" in certificate.sentence
+    assert f"They enter at {place} (" in certificate.sentence
     assert certificate.largest_gradient > 0
     assert all(row.changed == row.trials for row in certificate.tried)
 
@@ -176,7 +178,7 @@ def test_a_patch_mask_does_not_pass_for_a_pixel_mask(images, pixels):
 def test_weighted_hiding_is_refused(images, patches):
     certificate = verify(MaskedViT(small_vit(), "weighted"), images, patches, draws=1)
     assert certificate.verdict == "refused"
-    assert "hides by weights" in certificate.sentence
+    assert "hides by weighting" in certificate.sentence
 
 
 def test_what_cannot_be_proved_is_refused(images, patches):
@@ -187,20 +189,20 @@ def test_what_cannot_be_proved_is_refused(images, patches):
         def judge(self, images, sight):
             return Prediction(torch.ones(len(images), 2), sight)
 
-    assert "visible pixels make no difference" in verify(Constant(), images, patches).sentence
+    assert "visible pixels do not change the output" in verify(Constant(), images, patches).sentence
 
     class Moody(Dummy):
         def judge(self, images, sight):
             honest = super().judge(images, sight)
             return Prediction(honest.logits + torch.rand(1), sight)
 
-    assert "differently each time" in verify(Moody(), images, patches).sentence
+    assert "not deterministic on the same images" in verify(Moody(), images, patches).sentence
 
     class Broken(Dummy):
         def judge(self, images, sight):
             return Prediction(super().judge(images, sight).logits * torch.nan, sight)
 
-    assert "not a finite number" in verify(Broken(), images, patches).sentence
+    assert "the logits are not finite" in verify(Broken(), images, patches).sentence
     with pytest.raises(ValueError, match="give verify the sight"):
         verify(MaskedViT(vit), images)
 
@@ -213,14 +215,14 @@ def test_images_that_hide_nothing_are_no_trials(images):
     assert certificate.verdict == "blind"
 
 
-def test_who_sees_nothing_at_all_is_not_called_blind(images):
+def test_an_empty_sight_on_all_images_is_refused(images):
     certificate = verify(MaskedViT(small_vit()), images, Sight(torch.zeros(5, 4, 4, dtype=torch.bool)), draws=1)
     assert certificate.verdict == "refused"
-    assert "nothing is visible in any of these pictures" in certificate.sentence
+    assert "nothing is visible in any of these images" in certificate.sentence
     assert certificate.control == {"trials": 0, "changed": 0}
 
 
-def test_one_empty_sight_among_others_is_legal(images):
+def test_one_empty_sight_among_others_is_allowed(images):
     keep = torch.zeros(5, 4, 4, dtype=torch.bool)
     keep[1:, 1:3] = True
     assert verify(MaskedViT(small_vit()), images, Sight(keep), draws=1).verdict == "blind"
@@ -300,14 +302,14 @@ def test_a_method_without_a_gradient_gets_no_ascent_trials(images, patches):
     assert "gradient ascent" not in {row.kind for row in certificate.tried}
 
 
-def test_a_gradient_that_is_no_number_is_refused(images, patches):
+def test_a_gradient_that_is_not_finite_is_refused(images, patches):
     class Odd(Dummy):
         def judge(self, images, sight):
             honest = super().judge(images, sight)
             nothing = images.mean() - images.mean().detach()  # 0, and with sqrt a gradient that is not a number
             return Prediction(honest.logits + 0 * nothing.abs().sqrt(), sight)
 
-    assert "gradient at hidden pixels is not a finite number" in verify(Odd(), images, patches, draws=1).sentence
+    assert "gradient at hidden pixels is not finite" in verify(Odd(), images, patches, draws=1).sentence
 
 
 def test_images_that_are_all_the_same_are_no_swaps(patches):
@@ -316,7 +318,7 @@ def test_images_that_are_all_the_same_are_no_swaps(patches):
     assert {row.kind: row.trials for row in certificate.tried}["another image's pixels"] == 0
 
 
-def test_the_mode_of_training_is_given_back(images, patches):
+def test_training_mode_is_restored(images, patches):
     what = MaskedViT(small_vit()).train()
     what.vit.blocks[0].eval()
     verify(what, images, patches, draws=1)
@@ -333,10 +335,10 @@ def test_a_module_with_noise_is_refused_not_raised(images, patches):
 
     certificate = verify(Noisy(small_vit()), images, patches, draws=1)
     assert certificate.verdict == "refused"
-    assert "differently each time" in certificate.sentence
+    assert "not deterministic on the same images" in certificate.sentence
 
 
-def test_soft_hiding_barely_reaches_the_answer_and_is_refused_all_the_same(images, patches):
+def test_weighted_hiding_barely_changes_the_output_and_is_refused_all_the_same(images, patches):
     """At a weight of 1e-10 hidden patches change the last bits at most: too little to rely on a trial."""
     certificate = verify(MaskedViT(small_vit(), "weighted"), images, patches, draws=1)
     assert certificate.verdict == "refused"
@@ -344,11 +346,11 @@ def test_soft_hiding_barely_reaches_the_answer_and_is_refused_all_the_same(image
 
 
 def test_leaks_are_valid_json_too(images, patches):
-    text = verify(LateMask(small_vit(), 5), images, patches, draws=1).to_json()
+    text = verify(LateMaskedViT(small_vit(), 5), images, patches, draws=1).to_json()
     json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
 
-def test_training_mode_is_left(images, patches):
+def test_verify_switches_to_evaluation_mode(images, patches):
     class Noisy(MaskedViT):
         def __init__(self, vit):
             super().__init__(vit)
@@ -361,7 +363,7 @@ def test_training_mode_is_left(images, patches):
     assert verify(Noisy(small_vit()).train(), images, patches, draws=1).verdict == "blind"
 
 
-def test_the_public_word_is_the_function():
+def test_sightline_verify_is_the_function():
     importlib.import_module("sightline.verify.verify")  # the file of the same name must not shadow it
     assert callable(sightline.verify)
     assert sightline.Sight is Sight

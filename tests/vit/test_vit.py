@@ -1,18 +1,18 @@
-"""What hiding must and must not do."""
+"""Hiding patches and pixels: exactness, agreement of the three ways, and gradients."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.verify.leaks import changed
+from sightline.verify.leaks import bits_differ
 from sightline.vit.model import ViT, ViTConfig
-from sightline.vit.positions import resize_learned
+from sightline.vit.positions import resize_position_embeddings
 
 from ..conftest import small_vit
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.15}
-VITS = {  # every way in which a family differs inside the blocks
+VITS = {  # all variants of the blocks
     "plain": small_vit(),
     "no-registers": small_vit(registers=0, positions="bicubic_offset"),
     "rotary": small_vit(positions="rotary", qkv_bias="no_key", mlp="swiglu", layer_scale=1.0),
@@ -22,7 +22,7 @@ VITS = {  # every way in which a family differs inside the blocks
 
 @st.composite
 def scenes(draw):
-    """A ViT, images and what may be seen of them: any grid, batch and mask, down to nothing at all."""
+    """A ViT, images and what is visible of them: any grid, batch and mask, including none."""
     vit = VITS[draw(st.sampled_from(sorted(VITS)))]
     B, H, W = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(1, 5))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -50,13 +50,13 @@ def visible(keep, keep_pixels=None):
 
 def same_bits(a, b):
     names = ("cls", "registers", "patches", "logits", "cls_attention", "keys")
-    return not any(changed(getattr(a, name), getattr(b, name)).any() for name in names)
+    return not any(bits_differ(getattr(a, name), getattr(b, name)).any() for name in names)
 
 
 @given(scenes())
 @settings(max_examples=80, deadline=None)
 @torch.no_grad()
-def test_ways_of_hiding_agree(scene):
+def test_the_ways_of_hiding_agree(scene):
     vit, images, keep, keep_pixels, dtype, _ = scene
     vit = in_dtype(vit, dtype)
     removed = vit(images, keep, keep_pixels, cls_attention=[0, -1], keys=[-1])
@@ -93,24 +93,24 @@ def test_hidden_pixels_change_no_bit(scene, content, hide):
         content
     ]
     redrawn = torch.where(visible(keep, keep_pixels)[:, None], images, other)
-    asked = {"hide": hide, "cls_attention": [0, -1], "keys": [-1]}
-    assert same_bits(vit(images, keep, keep_pixels, **asked), vit(redrawn, keep, keep_pixels, **asked))
+    arguments = {"hide": hide, "cls_attention": [0, -1], "keys": [-1]}
+    assert same_bits(vit(images, keep, keep_pixels, **arguments), vit(redrawn, keep, keep_pixels, **arguments))
 
 
 @given(scenes())
 @settings(max_examples=30, deadline=None)
 @torch.no_grad()
-def test_everything_visible_is_the_unmasked_vit(scene):
+def test_with_everything_visible_it_equals_the_plain_vit(scene):
     vit, images, keep, _, _, _ = scene
-    everything = torch.ones_like(keep)
-    for out in (vit(images, everything), vit(images, everything, hide="mask"), vit(images, everything.float())):
+    all_visible = torch.ones_like(keep)
+    for out in (vit(images, all_visible), vit(images, all_visible, hide="mask"), vit(images, all_visible.float())):
         torch.testing.assert_close(out.tokens, vit(images).tokens, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("pixels", [False, True], ids=["patches", "pixels"])
 @pytest.mark.parametrize("hide", ["removal", "mask"])
-def test_gradients_are_nan_proof_too(hide, pixels):
-    """Zero times NaN is NaN: hidden pixels must be out of the way before the embedding, or its gradient is lost."""
+def test_hidden_nans_do_not_reach_gradients(hide, pixels):
+    """Zero times NaN is NaN: hidden pixels must be blanked before the embedding, or its gradient is NaN."""
     vit, images, generator = small_vit(), torch.rand(3, 3, 32, 32), torch.Generator().manual_seed(1)
     keep = torch.rand(3, 4, 4, generator=generator) < 0.5
     keep_pixels = torch.rand(3, 32, 32, generator=generator) < 0.5 if pixels else None
@@ -121,11 +121,11 @@ def test_gradients_are_nan_proof_too(hide, pixels):
 
 
 @torch.no_grad()
-def test_nothing_visible_is_the_same_for_every_image():
+def test_with_nothing_visible_all_images_have_the_same_logits():
     vit = small_vit()
-    nothing = torch.zeros(4, 4, 4, dtype=torch.bool)
+    none_visible = torch.zeros(4, 4, 4, dtype=torch.bool)
     for hide in ("removal", "mask"):
-        logits = vit(torch.rand(4, 3, 32, 32), nothing, hide=hide).logits
+        logits = vit(torch.rand(4, 3, 32, 32), none_visible, hide=hide).logits
         assert logits.isfinite().all()
         assert (logits == logits[0]).all()
 
@@ -133,10 +133,10 @@ def test_nothing_visible_is_the_same_for_every_image():
 @torch.no_grad()
 def test_hidden_pixels_are_blanked_to_the_mean_colour():
     vit = small_vit()
-    images, some = torch.rand(2, 3, 32, 32), torch.rand(2, 32, 32) < 0.5
+    images, keep_pixels = torch.rand(2, 3, 32, 32), torch.rand(2, 32, 32) < 0.5
     mean = torch.tensor(vit.config.input.mean).view(3, 1, 1).expand_as(images)
-    painted = torch.where(some[:, None], images, mean)
-    torch.testing.assert_close(vit(images, keep_pixels=some).tokens, vit(painted).tokens, atol=1e-5, rtol=1e-5)
+    painted = torch.where(keep_pixels[:, None], images, mean)
+    torch.testing.assert_close(vit(images, keep_pixels=keep_pixels).tokens, vit(painted).tokens, atol=1e-5, rtol=1e-5)
 
 
 def test_weighted_hiding_has_the_gradient_of_its_limit():
@@ -147,12 +147,12 @@ def test_weighted_hiding_has_the_gradient_of_its_limit():
     weights = (0.1 + 0.8 * torch.rand(2, 4, 4, generator=generator)).double().requires_grad_()
     direction = torch.randn(2, 5, generator=generator).double()
     (gradient,) = torch.autograd.grad((vit(images, weights).logits * direction).sum(), weights)
-    for place in [(0, 0, 0), (0, 2, 3), (1, 1, 1)]:
+    for index in [(0, 0, 0), (0, 2, 3), (1, 1, 1)]:
         step = torch.zeros_like(weights)
-        step[place] = 1e-3
+        step[index] = 1e-3
         with torch.no_grad():
             up, down = ((vit(images, weights + s).logits * direction).sum() for s in (step, -step))
-        torch.testing.assert_close(gradient[place], (up - down) / 2e-3, rtol=2e-3, atol=1e-6)
+        torch.testing.assert_close(gradient[index], (up - down) / 2e-3, rtol=2e-3, atol=1e-6)
 
 
 def test_pixel_weights_are_differentiable_and_agree_with_the_exact_form():
@@ -164,22 +164,22 @@ def test_pixel_weights_are_differentiable_and_agree_with_the_exact_form():
     assert soft.hide == "weighted"
     torch.testing.assert_close(soft.tokens, exact.tokens, atol=1e-5, rtol=1e-5)
     soft.logits.sum().backward()
-    assert weights.grad[~pixels].abs().sum() > 0, "hidden pixels must hear that they would have helped"
+    assert weights.grad[~pixels].abs().sum() > 0, "hidden pixels must get a gradient"
 
 
-def test_weighted_hiding_of_a_frozen_vit_keeps_what_the_gradient_takes():
-    """CUDA's attention keeps it only if its queries, keys or values ask for a gradient."""
-    vit, asked = small_vit().requires_grad_(False), []
+def test_weighted_hiding_of_a_frozen_vit_is_differentiable():
+    """CUDA's attention saves what it needs only if queries, keys or values require a gradient."""
+    vit, required = small_vit().requires_grad_(False), []
     for block in vit.blocks:
-        block.norm1.register_forward_hook(lambda module, given, made: asked.append(made.requires_grad))
+        block.norm1.register_forward_hook(lambda module, inputs, output: required.append(output.requires_grad))
     keep = torch.rand(2, 4, 4, requires_grad=True)
     images = torch.rand(2, 3, 32, 32)
     vit(images, keep).cls.sum().backward()
-    assert all(asked)
+    assert all(required)
     assert keep.grad.abs().min() > 0
-    asked.clear()
+    required.clear()
     vit(images, keep.detach())
-    assert not any(asked)
+    assert not any(required)
 
 
 def test_weighted_hiding_reaches_hidden_patches_in_bfloat16():
@@ -205,7 +205,7 @@ def test_weighted_hiding_refuses_float16(how):
 
 
 @pytest.mark.parametrize("name", sorted(VITS))
-def test_autocast_keeps_the_stream_in_the_weights_precision(name):
+def test_autocast_keeps_the_residual_stream_in_the_weights_precision(name):
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         out = VITS[name](torch.rand(2, 3, 32, 32), torch.rand(2, 4, 4) < 0.5)
     assert out.cls.dtype == torch.float32
@@ -213,13 +213,13 @@ def test_autocast_keeps_the_stream_in_the_weights_precision(name):
 
 
 @torch.no_grad()
-def test_the_mask_path_compiles_without_a_break():
+def test_hide_mask_compiles_without_graph_breaks():
     vit, images, keep = small_vit(), torch.rand(2, 3, 32, 32), torch.rand(2, 4, 4) < 0.5
     compiled = torch.compile(lambda x, k: vit(x, k, hide="mask").logits, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(images, keep), vit(images, keep).logits, atol=2e-5, rtol=2e-5)
 
 
-def test_full_attention_is_in_the_graph():
+def test_full_attention_is_differentiable():
     vit, images = small_vit(), torch.rand(2, 3, 32, 32)
     out = vit(images, attention=range(3))
     gradients = torch.autograd.grad(out.logits[:, 1].sum(), out.attention)
@@ -229,7 +229,7 @@ def test_full_attention_is_in_the_graph():
 
 
 @torch.no_grad()
-def test_layers_are_given_in_the_order_asked_for():
+def test_blocks_are_returned_in_the_requested_order():
     vit, images = small_vit(), torch.rand(2, 3, 32, 32)
     both, last = vit(images, cls_attention=[-1, 0, -1]).cls_attention, vit(images, cls_attention=[2]).cls_attention
     assert both.shape == (2, 3, 4, 19)
@@ -245,26 +245,28 @@ def test_layers_are_given_in_the_order_asked_for():
         ({"images": torch.rand(1, 3, 33, 32)}, "33×32 .* e.g. to 32×32"),
         ({"images": torch.zeros(1, 3, 32, 32, dtype=torch.uint8)}, "must be floats"),
         ({"images": torch.rand(3, 32, 32)}, "must be floats"),
-        ({"keep": torch.ones(1, 3, 4, dtype=torch.bool)}, r"keep must be .* \[1, 4, 4\]"),
+        ({"keep": torch.ones(1, 3, 4, dtype=torch.bool)}, r"keep must have shape \[1, 4, 4\]"),
         ({"keep": torch.ones(1, 4, 4, dtype=torch.int64)}, "boolean .* or float"),
-        ({"keep_pixels": torch.ones(1, 4, 4, dtype=torch.bool)}, "keep_pixels must be"),
+        ({"keep_pixels": torch.ones(1, 4, 4, dtype=torch.bool)}, "keep_pixels must have shape"),
         ({"keep": torch.ones(1, 4, 4), "hide": "removal"}, "does not go with"),
         ({"keep": torch.ones(1, 4, 4, dtype=torch.bool), "hide": "weighted"}, "does not go with"),
         ({"keep": torch.ones(1, 4, 4, dtype=torch.bool), "hide": "removal", "attention": [0]}, "all tokens"),
         ({"cls_attention": [3]}, "3 blocks"),
-        ({"hide": "mask"}, "there is no keep"),
+        ({"hide": "mask"}, "needs keep"),
     ],
 )
-def test_misuse_is_explained(arguments, message):
+def test_invalid_arguments_are_explained(arguments, message):
     with pytest.raises(ValueError, match=message):
         small_vit()(**{"images": torch.rand(1, 3, 32, 32)} | arguments)
 
 
-@pytest.mark.parametrize(("how", "as_if"), [("bicubic", 11), ("bicubic_offset", 11.1)])
-def test_positions_are_sampled_where_their_authors_sample_them(how, as_if, generator):
+@pytest.mark.parametrize(("mode", "assumed"), [("bicubic", 11), ("bicubic_offset", 11.1)])
+def test_position_embeddings_are_resized_as_in_the_authors_code(mode, assumed, generator):
     """DINO and DINOv2 resize as if the grid were 0.1 larger; checked against cubic convolution written out."""
     stored = torch.rand(16, generator=generator)
-    resized = resize_learned(stored.expand(16, 16).reshape(1, -1, 1), (16, 16), (16, 11), how).view(16, 11)[8]
+    resized = resize_position_embeddings(stored.expand(16, 16).reshape(1, -1, 1), (16, 16), (16, 11), mode).view(
+        16, 11
+    )[8]
 
     def cubic(t):
         t, a = abs(t), -0.75
@@ -277,13 +279,13 @@ def test_positions_are_sampled_where_their_authors_sample_them(how, as_if, gener
         )
 
     for column in range(11):
-        where = (column + 0.5) * 16 / as_if - 0.5
-        value = sum(cubic(where - i) * stored[min(max(i, 0), 15)] for i in range(-3, 20))
+        position = (column + 0.5) * 16 / assumed - 0.5
+        value = sum(cubic(position - i) * stored[min(max(i, 0), 15)] for i in range(-3, 20))
         torch.testing.assert_close(resized[column], value, atol=1e-5, rtol=0)
 
 
-def test_a_key_bias_that_is_not_there_stays_away():
-    """DINOv3 has none, and under rotary positions it would not cancel."""
+def test_a_missing_key_bias_stays_zero():
+    """DINOv3 has none, and with rotary position embeddings it would not cancel."""
     vit = small_vit(positions="rotary", qkv_bias="no_key")
     vit(torch.rand(1, 3, 32, 32)).logits.sum().backward()
     for block in vit.blocks:

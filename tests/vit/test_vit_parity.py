@@ -96,7 +96,7 @@ def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
             parameter.normal_(centre, 0.15, generator=generator)
 
 
-def ask_them(theirs, images, call):
+def their_outputs(theirs, images, call):
     """Their features after the final norm, and the last layer's CLS attention."""
     grid = (images.shape[-2] // theirs.config.patch_size) * (images.shape[-1] // theirs.config.patch_size)
     if "MAE" in type(theirs).__name__:  # undo its random order of patches
@@ -123,7 +123,7 @@ def test_same_features_and_attention_as_transformers(family, size, generator):
     p = config.patch
     h, w = {"native": (4, 4), "larger": (7, 7), "not-square": (5, 8), "smaller": (3, 2)}[size]
     images = torch.rand(2, 3, h * p, w * p, generator=generator)
-    features, attention = ask_them(theirs, images, call)
+    features, attention = their_outputs(theirs, images, call)
     out = ours(images, cls_attention=[-1])
     torch.testing.assert_close(out.tokens, features, atol=1e-5, rtol=0)
     torch.testing.assert_close(out.cls_attention[:, 0], attention, atol=1e-5, rtol=0)

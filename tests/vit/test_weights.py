@@ -1,4 +1,4 @@
-"""Files of every style into the one ViT."""
+"""Loading checkpoints of all known formats into our ViT."""
 
 import re
 from dataclasses import replace
@@ -8,13 +8,13 @@ import torch
 
 from sightline.errors import UserError
 from sightline.vit import backbones
-from sightline.vit.backbones import BY_REPOSITORY, KNOWN
+from sightline.vit.backbones import BACKBONES, BY_REPOSITORY
 from sightline.vit.model import ViT
-from sightline.vit.weights import config_for, has_shape, load_backbone, save_backbone, shape_of
+from sightline.vit.weights import config_for_file, has_shape, load_backbone, save_backbone, shape_of
 
 from ..conftest import small_vit
 from ..weight_files import OTHER_INPUT, assert_same_bits, cut, in_shards, refusal, rename, stored
-from .test_vit_parity import FAMILIES, SMALL, ask_them, randomise, transformers
+from .test_vit_parity import FAMILIES, SMALL, randomise, their_outputs, transformers
 
 DINOV2 = {"layer_scale": 1.0, "classes": 0}
 DINOV3 = {"positions": "rotary", "layer_scale": 1.0, "qkv_bias": "no_key", "classes": 0}
@@ -106,18 +106,18 @@ STYLES |= {wrapper: (in_training(wrapper), {"classes": 0}) for wrapper in WRAPPE
 
 @pytest.mark.parametrize("style", STYLES)
 @torch.no_grad()
-def test_other_peoples_names_give_the_same_bits(style, tmp_path):
-    theirs, changes = STYLES[style]
+def test_other_parameter_names_give_identical_weights(style, tmp_path):
+    rename_to, changes = STYLES[style]
     vit = small_vit(**changes)
     vit.cls_token.mul_(64).round_().div_(64)  # so that token and position add up without rounding
     for block in vit.blocks if vit.config.qkv_bias == "no_key" else []:
         block.attn.qkv.bias.view(3, -1)[1] = 0
-    path = stored(theirs(vit.state_dict()), tmp_path / "model.safetensors")
+    path = stored(rename_to(vit.state_dict()), tmp_path / "model.safetensors")
     assert_same_bits(load_backbone(path, config=vit.config), vit)
 
 
 NATIVE = {**SMALL, "image_size": 64, "patch_size": 16}
-WHOLE = {  # a model with more than a backbone, where that is, its family, and its head
+WHOLE = {  # a model with more than a backbone, its attribute with the backbone, the family, and the head
     "vit with pooler": lambda t: (t.ViTModel(t.ViTConfig(**NATIVE)), None, "vit", None),
     "vit with classifier": lambda t: (
         t.ViTForImageClassification(t.ViTConfig(**NATIVE, num_labels=7)), "vit", "vit",
@@ -150,7 +150,7 @@ def test_files_of_transformers_give_the_same_features_and_logits(saved, tmp_path
 
     images = torch.rand(2, 3, 4 * config.patch, 4 * config.patch, generator=generator)
     out = load_backbone(tmp_path, config=config)(images)
-    features, _ = ask_them(getattr(theirs, tower) if tower else theirs, images, call)
+    features, _ = their_outputs(getattr(theirs, tower) if tower else theirs, images, call)
     torch.testing.assert_close(out.tokens, features, atol=1e-5, rtol=0)
     torch.testing.assert_close(out.logits, head(theirs, images) if head else None, atol=1e-5, rtol=0)
 
@@ -194,7 +194,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("changes", OWN.values(), ids=OWN)
-def test_our_own_files_explain_themselves(changes, tmp_path):
+def test_our_own_files_are_self_describing(changes, tmp_path):
     vit = small_vit(**changes)
     save_backbone(vit, tmp_path / "full.safetensors")
     full = load_backbone(tmp_path / "full.safetensors")
@@ -211,31 +211,31 @@ def test_our_own_files_explain_themselves(changes, tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{}, {"classes": 0}, {"head_norm": True}, CLIP])
-def test_classes_give_a_fresh_head_and_keep_the_rest(changes, tmp_path):
+def test_classes_give_a_new_head_and_keep_the_rest(changes, tmp_path):
     vit = small_vit(**changes)
     path = stored(vit.state_dict(), tmp_path / "model.safetensors")
     config = replace(vit.config, classes=3, head_bias=True)
     assert_same_bits(load_backbone(path, config=config), vit)  # the file's own head, or none
 
-    fresh = load_backbone(path, config=config, classes=9)
-    assert fresh.config == replace(config, classes=9)
-    assert fresh.head.weight.shape == (9, 32)
-    assert fresh.head.bias.shape == (9,)
+    loaded = load_backbone(path, config=config, classes=9)
+    assert loaded.config == replace(config, classes=9)
+    assert loaded.head.weight.shape == (9, 32)
+    assert loaded.head.bias.shape == (9,)
     rest = {name: tensor for name, tensor in vit.state_dict().items() if not name.startswith(("head.", "fc_norm."))}
-    assert not [name for name, tensor in rest.items() if not torch.equal(fresh.state_dict()[name], tensor)]
+    assert not [name for name, tensor in rest.items() if not torch.equal(loaded.state_dict()[name], tensor)]
     assert load_backbone(path, config=config, classes=0).head is None
 
 
-def test_a_prefix_picks_one_of_two(tmp_path):
+def test_a_prefix_selects_one_of_two_models(tmp_path):
     first, second = small_vit(1), small_vit(2)
     both = prefixed(first.state_dict(), "stage_1.") | prefixed(second.state_dict(), "stage_2.")
     path = stored(both, tmp_path / "model.safetensors")
     assert_same_bits(load_backbone(path, config=first.config, prefix="stage_1."), first)
     assert_same_bits(load_backbone(path, config=first.config, prefix="stage_2."), second)
-    assert "holds no weights under 'stage_3.'" in refusal(path, config=first.config, prefix="stage_3.")
+    assert "contains no weights under 'stage_3.'" in refusal(path, config=first.config, prefix="stage_3.")
 
 
-def test_shards_are_read_together(tmp_path):
+def test_shards(tmp_path):
     vit = small_vit()
     in_shards(vit, tmp_path)
     assert_same_bits(load_backbone(tmp_path, config=vit.config), vit)
@@ -243,43 +243,43 @@ def test_shards_are_read_together(tmp_path):
     assert re.search(r"b\.safetensors: not a readable .* is the download complete", refusal(tmp_path))
 
 
-# ---- the known backbones ---------------------------------------------------------------------------------------------
+# ---- the registry ----------------------------------------------------------------------------------------------------
 
 
 def on_meta(name: str) -> ViT:
     with torch.device("meta"):
-        return ViT(KNOWN[name].config)
+        return ViT(BACKBONES[name].config)
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_a_file_of_a_known_backbone_is_recognised(name, tmp_path):
-    config, tensors = KNOWN[name].config, on_meta(name).state_dict()
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_file_of_a_registered_backbone_is_recognised(name, tmp_path):
+    config, tensors = BACKBONES[name].config, on_meta(name).state_dict()
     assert has_shape(config, shape_of(tensors))
-    assert config_for(tensors, {}, name, tmp_path) == config
-    twins = [other for other in KNOWN if has_shape(KNOWN[other].config, shape_of(tensors))]
-    if {KNOWN[twin].config for twin in twins} == {config}:
-        assert config_for(tensors, {}, None, tmp_path) == config
+    assert config_for_file(tensors, {}, name, tmp_path) == config
+    similar = [other for other in BACKBONES if has_shape(BACKBONES[other].config, shape_of(tensors))]
+    if {BACKBONES[other].config for other in similar} == {config}:
+        assert config_for_file(tensors, {}, None, tmp_path) == config
     else:
         with pytest.raises(
-            UserError, match=rf"\(like {', '.join(twins)}\)\. Their preprocessing differs: say which with like="
+            UserError, match=rf"\(like {', '.join(similar)}\)\. Their preprocessing differs; choose one with like="
         ):
-            config_for(tensors, {}, None, tmp_path)
+            config_for_file(tensors, {}, None, tmp_path)
 
 
-def test_which_known_backbones_a_file_cannot_tell_apart():
+def test_backbones_that_cannot_be_distinguished_by_their_files():
     shape = shape_of(on_meta("dino-s16").state_dict())
-    twins = {name for name, known in KNOWN.items() if has_shape(known.config, shape)}
-    assert twins == {"dino-s16", "ibot-s16", "augreg-s16", "deit-s16"}
+    similar = {name for name, backbone in BACKBONES.items() if has_shape(backbone.config, shape)}
+    assert similar == {"dino-s16", "ibot-s16", "augreg-s16", "deit-s16"}
 
 
-def test_known_names_and_repositories_are_unique_and_pinned_to_commits():
-    everything = backbones._ALL
-    assert len(KNOWN) == len(everything)
-    assert len(BY_REPOSITORY) == sum(known.repository is not None for known in everything)
-    for known in everything:
-        assert known.revision is None or re.fullmatch("[0-9a-f]{40}", known.revision)
-        assert known.repository or known.note
-        assert known.file.endswith(".safetensors")
+def test_names_and_repositories_are_unique_and_revisions_are_commits():
+    listed = backbones._ALL
+    assert len(BACKBONES) == len(listed)
+    assert len(BY_REPOSITORY) == sum(backbone.repository is not None for backbone in listed)
+    for backbone in listed:
+        assert backbone.revision is None or re.fullmatch("[0-9a-f]{40}", backbone.revision)
+        assert backbone.repository or backbone.note
+        assert backbone.file.endswith(".safetensors")
 
 
 PUBLISHED = {  # parameters in millions, without heads
@@ -289,21 +289,21 @@ PUBLISHED = {  # parameters in millions, without heads
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_known_backbones_have_their_published_size(name):
+def test_backbones_have_their_published_size(name):
     count = sum(parameter.numel() for parameter in on_meta(name).parameters())
     assert count / 1e6 == pytest.approx(PUBLISHED[name], abs=0.06)
 
 
-def test_what_would_be_ignored_is_refused(tmp_path):
+def test_arguments_without_effect_are_rejected(tmp_path):
     path = tmp_path / "small.safetensors"
     save_backbone(small_vit(), path)
-    assert "revision='v1' is for backbones from the Hugging Face hub" in refusal(path, revision="v1")
-    assert "like='dino-b16' is for files" in refusal("dino-s16", like="dino-b16")
+    assert "revision='v1' is only for backbones on the Hugging Face hub" in refusal(path, revision="v1")
+    assert "like='dino-b16' is only for local files" in refusal("dino-s16", like="dino-b16")
     with pytest.raises(UserError, match=r"weights are saved as \.safetensors"):
         save_backbone(small_vit(), tmp_path / "small.pth")
 
 
-def test_loading_leaves_the_callers_random_numbers_alone(tmp_path):
+def test_loading_does_not_change_the_callers_random_state(tmp_path):
     path = tmp_path / "new" / "small.safetensors"
     save_backbone(small_vit(), path)
     torch.manual_seed(5)
@@ -315,11 +315,11 @@ def test_loading_leaves_the_callers_random_numbers_alone(tmp_path):
     assert not torch.equal(heads[0], heads[2])
 
 
-def test_what_lies_outside_the_backbone_is_not_dropped_silently(tmp_path):
+def test_tensors_outside_the_backbone_are_not_dropped_silently(tmp_path):
     vit = small_vit()
     tensors = {f"backbone.{name}": t for name, t in vit.state_dict().items()} | {"decode_head.weight": torch.ones(2)}
     path = stored(tensors, tmp_path / "more.safetensors")
-    assert "1 left over: outside the backbone: decode_head.weight" in refusal(path, config=vit.config)
+    assert "1 unexpected: outside the backbone: decode_head.weight" in refusal(path, config=vit.config)
     assert_same_bits(load_backbone(path, config=vit.config, prefix="backbone."), vit)
 
 

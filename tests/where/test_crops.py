@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sightline.datasets.toy_images import make_toy
 from sightline.sight import Look, inside_boxes
 from sightline.where.attention import cls_attention_map
-from sightline.where.crops import CentreSight, CropSight, RandomSight, greedy_crops, in_pixels, random_crops
+from sightline.where.crops import CentreSight, CropSight, RandomSight, greedy_crops, side_in_pixels, random_crops
 
 from ..conftest import small_vit
 
@@ -122,7 +122,7 @@ def test_a_map_that_is_not_finite_is_refused(value, full):
 
 
 def test_sides_are_shares_or_pixels():
-    assert [in_pixels(side, (224, 448)) for side in (2 / 7, 1.0, 64, 0.001)] == [64, 224, 64, 1]
+    assert [side_in_pixels(side, (224, 448)) for side in (2 / 7, 1.0, 64, 0.001)] == [64, 224, 64, 1]
 
 
 def test_the_crop_holds_more_attention_than_any_other(generator):

@@ -44,10 +44,10 @@ def test_total_variation_counts_borders():
 
 
 def test_no_loss_remembers_an_earlier_batch(generator):
-    shares = softmaxed(generator)
-    first = total_variation(shares[:2])
-    total_variation(shares)
-    assert total_variation(shares[:2]) == first
+    probabilities = softmaxed(generator)
+    first = total_variation(probabilities[:2])
+    total_variation(probabilities)
+    assert total_variation(probabilities[:2]) == first
 
 
 def test_entropy_is_highest_for_undecided_patches_and_zero_for_decided_ones():
@@ -56,11 +56,11 @@ def test_entropy_is_highest_for_undecided_patches_and_zero_for_decided_ones():
 
 
 def test_equivariance_is_zero_for_maps_that_move_along(generator):
-    shares = softmaxed(generator)
-    assert abs(equivariance(shares, shares)) < 1e-6
-    assert equivariance(shares, shares.flip(0)) > 0.05
-    other_background = torch.cat([shares[:, :-1], shares[:, -1:].flip(0)], dim=1)
-    assert abs(equivariance(shares, other_background)) < 1e-6
+    probabilities = softmaxed(generator)
+    assert abs(equivariance(probabilities, probabilities)) < 1e-6
+    assert equivariance(probabilities, probabilities.flip(0)) > 0.05
+    other_background = torch.cat([probabilities[:, :-1], probabilities[:, -1:].flip(0)], dim=1)
+    assert abs(equivariance(probabilities, other_background)) < 1e-6
 
 
 def test_orthogonal_parts_cost_nothing_and_their_length_does_not_matter(generator):
@@ -121,9 +121,9 @@ def test_concentration_prefers_compact_parts_and_ignores_absent_ones():
 
 
 def found(generator) -> tuple[Parts, torch.Tensor, torch.Tensor]:
-    shares = softmaxed(generator)
-    parts = Parts(torch.zeros(4, 16, 6, 7), shares.log(), shares.log(), shares)
-    return parts, torch.randn(4, 16, 4, generator=generator), shares.flip(0)
+    probabilities = softmaxed(generator)
+    parts = Parts(torch.zeros(4, 16, 6, 7), probabilities.log(), probabilities.log(), probabilities)
+    return parts, torch.randn(4, 16, 4, generator=generator), probabilities.flip(0)
 
 
 def test_weights_multiply_and_zero_leaves_out(generator):
@@ -143,16 +143,16 @@ def test_weights_multiply_and_zero_leaves_out(generator):
 def test_borders_count_for_less_on_coarser_grids(generator):
     parts, embeddings, unwarped = found(generator)
     plain, scaled = (
-        shaping_losses(parts, embeddings, unwarped, Shaping(total_variation_at=at))["total_variation"] for at in (0, 37)
+        shaping_losses(parts, embeddings, unwarped, Shaping(total_variation_grid=at))["total_variation"] for at in (0, 37)
     )
     torch.testing.assert_close(scaled, plain * (6 * 7) ** 0.5 / 37)
-    with pytest.raises(AssertionError, match="moved image"):
+    with pytest.raises(AssertionError, match="transformed images"):
         shaping_losses(parts, embeddings, None, Shaping())
 
 
 def test_channels_can_be_decorrelated_instead_of_parts(generator):
     parts, embeddings, unwarped = found(generator)
-    published = shaping_losses(parts, embeddings, unwarped, Shaping(orthogonal="channels"))["orthogonality"]
+    published = shaping_losses(parts, embeddings, unwarped, Shaping(orthogonality_over="channels"))["orthogonality"]
     torch.testing.assert_close(published, orthogonality(embeddings.mT))
     assert shaping_losses(parts, embeddings, unwarped, Shaping())["orthogonality"] == orthogonality(embeddings)
 

@@ -10,16 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sightline.config import Shaping
-from sightline.data.augment import Affine, warp
+from sightline.data.augment import Affine, warp_affine
 from sightline.errors import UserError
 from sightline.methods.import_ import OFFICIAL, load_official
-from sightline.vit.backbones import KNOWN, Known
+from sightline.vit.backbones import BACKBONES, Backbone
 from sightline.vit.model import Input
 from sightline.where.part_losses import shaping_losses
 from sightline.where.parts import (
     PartDiscovery,
     freeze,
-    gumbel,
+    gumbel_noise,
     hard_keep,
     soft_keep,
     straight_through,
@@ -53,7 +53,7 @@ def test_logits_are_minus_squared_distances_and_shares_their_softmax():
     parts = model.discover(pictures())
     distances = (parts.features[:, None] - model.prototypes[None, :, :, None, None]).square().sum(dim=2)
     torch.testing.assert_close(parts.logits, -distances, atol=1e-3, rtol=1e-5)
-    torch.testing.assert_close(parts.shares, (parts.logits / 0.5).softmax(dim=1))
+    torch.testing.assert_close(parts.probabilities, (parts.logits / 0.5).softmax(dim=1))
 
 
 @torch.no_grad()
@@ -78,13 +78,13 @@ def test_a_patch_is_seen_unless_it_is_nearest_to_the_background():
 
 def test_noise_makes_a_part_win_as_often_as_its_share_says(generator):
     logits = torch.tensor([1.0, 0.0, -1.0])
-    draws = (logits[:, None] + gumbel((3, 50_000), generator=generator)).argmax(dim=0)
+    draws = (logits[:, None] + gumbel_noise((3, 50_000), generator=generator)).argmax(dim=0)
     torch.testing.assert_close(draws.bincount() / 50_000, logits.softmax(dim=0), atol=0.01, rtol=0)
 
 
 def test_noise_is_finite_even_where_the_generator_gives_zero(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, generator=None: self.zero_())
-    assert gumbel((3,)).isfinite().all()
+    assert gumbel_noise((3,)).isfinite().all()
 
 
 def test_draws_follow_their_generator_and_rate(generator):
@@ -103,20 +103,20 @@ def test_draws_follow_their_generator_and_rate(generator):
 def test_images_are_moved_onto_the_mean_colour():
     vit = small_vit(classes=0, input=Input(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25)))
     model, images, affine = PartDiscovery(vit, 2, 5), pictures(), Affine(30.0, 3.0, -2.0, 0.8)
-    normalised = warp((images - vit.mean) / vit.std, affine)
-    expected = model.discover(normalised * vit.std + vit.mean).shares
+    normalised = warp_affine((images - vit.mean) / vit.std, affine)
+    expected = model.discover(normalised * vit.std + vit.mean).probabilities
     caught = {}
     model.discover = lambda images, noise=None: caught.setdefault("parts", PartDiscovery.discover(model, images))
-    moved = model.discover_moved(images, affine)
-    torch.testing.assert_close(caught["parts"].shares, expected, atol=1e-4, rtol=1e-4)
+    moved = model.discover_transformed(images, affine)
+    torch.testing.assert_close(caught["parts"].probabilities, expected, atol=1e-4, rtol=1e-4)
     assert moved.shape == expected.shape
 
 
 @torch.no_grad()
 def test_images_that_do_not_move_are_seen_as_they_are():
     model, images = small(), pictures()
-    shares = model.discover(images).shares
-    torch.testing.assert_close(model.discover_moved(images, Affine()), shares, atol=1e-4, rtol=1e-4)
+    probabilities = model.discover(images).probabilities
+    torch.testing.assert_close(model.discover_transformed(images, Affine()), probabilities, atol=1e-4, rtol=1e-4)
 
 
 # ---- classification --------------------------------------------------------------------------------------------------
@@ -148,11 +148,11 @@ def test_pooling_never_makes_a_feature_map_per_part():
     with Largest() as largest:
         parts = model.discover(pictures())
         embeddings = model.embed(parts)
-        losses = shaping_losses(parts, embeddings, parts.shares, Shaping())
+        losses = shaping_losses(parts, embeddings, parts.probabilities, Shaping())
         (sum(losses.values()) + model.class_logits(embeddings).sum()).backward()
     assert 0 < largest.numel < forbidden
     with Largest() as naive:
-        _ = parts.features[:, :, None] * parts.shares[:, None]
+        _ = parts.features[:, :, None] * parts.probabilities[:, None]
     assert naive.numel == forbidden
 
 
@@ -212,9 +212,9 @@ def test_the_predictors_loss_alone_reaches_the_prototypes():
     def surrogate(step, direction):
         start = model.prototypes.clone()
         model.prototypes.add_(step * direction)
-        shares = model.discover(images, noise=noise).shares[:, :-1] * keep_parts[:, :, None, None]
+        probabilities = model.discover(images, noise=noise).probabilities[:, :-1] * keep_parts[:, :, None, None]
         model.prototypes.copy_(start)
-        return float((upstream * shares.sum(dim=1)).sum())
+        return float((upstream * probabilities.sum(dim=1)).sum())
 
     for seed in range(3):
         direction = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -243,7 +243,7 @@ def test_only_the_tokens_of_a_frozen_backbone_learn():
 def everything(model, images, noise):
     parts = model.discover(images, noise=noise)
     embeddings = model.embed(parts)
-    losses = shaping_losses(parts, embeddings, parts.shares.flip(3), replace(Shaping(), concentration=1.0))
+    losses = shaping_losses(parts, embeddings, parts.probabilities.flip(3), replace(Shaping(), concentration=1.0))
     return parts, embeddings, losses | {"class": F.cross_entropy(model.class_logits(embeddings), torch.arange(3))}
 
 
@@ -253,9 +253,9 @@ def test_bfloat16_stays_close_to_float32_and_decides_in_float32():
     exact, _, exact_losses = everything(model, images, noise)
     with torch.autocast("cpu", torch.bfloat16):
         parts, embeddings, losses = everything(model, images, noise)
-    made = [parts.features, parts.logits, parts.scores, parts.shares, embeddings, *losses.values()]
+    made = [parts.features, parts.logits, parts.scores, parts.probabilities, embeddings, *losses.values()]
     assert {t.dtype for t in made} == {torch.float32}
-    assert ((parts.shares - exact.shares).abs() > 0.1).float().mean() < 0.05
+    assert ((parts.probabilities - exact.probabilities).abs() > 0.1).float().mean() < 0.05
     for name, loss in losses.items():
         torch.testing.assert_close(
             loss, exact_losses[name], rtol=0.1, atol=0.02, msg=lambda m, name=name: f"{name}: {m}"
@@ -273,7 +273,7 @@ def test_autocast_changes_nothing_after_the_backbone():
     exact, exact_embeddings, exact_losses = everything(model, images, noise)
     with torch.autocast("cpu", torch.bfloat16):
         parts, embeddings, losses = everything(model, images, noise)
-    assert torch.equal(parts.shares, exact.shares)
+    assert torch.equal(parts.probabilities, exact.probabilities)
     assert torch.equal(embeddings, exact_embeddings)
     assert all(torch.equal(loss, exact_losses[name]) for name, loss in losses.items())
 
@@ -291,7 +291,7 @@ def test_shares_that_underflow_leave_all_gradients_finite():
         model.vit.norm.weight.mul_(100)
         model.prototypes.mul_(100)
     parts, _, losses = everything(model, images, None)
-    assert (parts.shares == 0).any()
+    assert (parts.probabilities == 0).any()
     (sum(losses.values()) + straight_through(parts.scores).square().sum()).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
@@ -314,7 +314,7 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match="own head"):
         PartDiscovery(small_vit(), 4, 5)
     for wrong in ({"parts": 0}, {"dropout": 1.0}, {"temperature": 0.0}):
-        with pytest.raises(ValueError, match="no part discovery with"):
+        with pytest.raises(ValueError, match="invalid: "):
             PartDiscovery(small_vit(classes=0), **{"parts": 4, "classes": 5} | wrong)
 
 
@@ -327,7 +327,7 @@ def test_published_files_load(tmp_path, monkeypatch):
     saved = {"model_state": {f"module.stage_1.{name}": t for name, t in tensors.items()}, "finished_epoch": 3}
     torch.save(saved, tmp_path / "snapshot_best.pt")
     config = replace(model.vit.config, grid=(9, 9), classes=3)
-    monkeypatch.setitem(KNOWN, "small", Known("small", config))
+    monkeypatch.setitem(BACKBONES, "small", Backbone("small", config))
     loaded = load_official(tmp_path / "snapshot_best.pt", prefix="stage_1.", like="small")
     assert torch.equal(loaded.discover(pictures()).logits, model.discover(pictures()).logits)
     with pytest.raises(UserError, match=r"no part discovery under ''.*fc_landmarks"):

@@ -14,12 +14,12 @@ from sightline.where.relevance import (
     KINDS,
     MAPS,
     RelevanceSight,
-    accumulated,
-    can_be_explained,
+    accumulate_relevance,
+    has_relevance_map,
     gae,
-    positive_share,
+    positive_contribution,
     relevance_map,
-    rolled_out,
+    rollout_row,
 )
 
 from ..commands import QUICK, typed
@@ -55,9 +55,9 @@ def test_the_toy_vectors_of_the_specification():
         [[[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.1, 0.8]], [[0.2, 0.5, 0.3], [0.3, 0.3, 0.4], [0.25, 0.25, 0.5]]]
     )
     gradients = torch.tensor([[[1, -2, 0.5], [0, 1, -1], [2, 0, 1]], [[-1, 1, 2], [1, 1, 1], [0, -1, 0]]])
-    shares = positive_share(attention[None], gradients[None])
+    shares = positive_contribution(attention[None], gradients[None])
     assert torch.allclose(shares[0], torch.tensor([[0.3, 0.25, 0.325], [0.15, 0.4, 0.2], [0.1, 0, 0.4]]))
-    assert torch.allclose(accumulated([shares, shares]), torch.tensor([[1.76, 0.675, 0.9275]]))
+    assert torch.allclose(accumulate_relevance([shares, shares]), torch.tensor([[1.76, 0.675, 0.9275]]))
 
 
 def test_rollout_is_the_first_row_of_the_product_with_rows_that_sum_to_one(generator):
@@ -66,7 +66,7 @@ def test_rollout_is_the_first_row_of_the_product_with_rows_that_sum_to_one(gener
     for block in blocks:
         with_itself = block + torch.eye(5)
         product = with_itself / with_itself.sum(dim=-1, keepdim=True) @ product
-    found = rolled_out(list(blocks))
+    found = rollout_row(list(blocks))
     assert torch.allclose(found, product[:, 0], atol=1e-6)
     assert torch.allclose(found.sum(dim=1), torch.ones(2))
 
@@ -88,7 +88,7 @@ def test_gradient_times_input_is_of_the_pixels_that_the_vit_sees(images):
 
 
 def test_gradients_are_asked_for_by_name_where_torch_forbids_them(images):
-    with torch.inference_mode(), pytest.raises(UserError, match=r"gae needs gradients.*no_grad\(\) does not"):
+    with torch.inference_mode(), pytest.raises(UserError, match=r"gae: needs gradients.*use torch.no_grad\(\)"):
         MAPS["gae"](small_vit(classes=4), images)
 
 
@@ -135,7 +135,7 @@ def test_first_order_has_the_gradient_of_a_map_whose_gradients_are_constants(sce
 
     def with_constants():
         attention = vit(images, attention=range(3)).attention
-        row = accumulated([positive_share(a, g) for a, g in zip(attention, constants, strict=True)])
+        row = accumulate_relevance([positive_contribution(a, g) for a, g in zip(attention, constants, strict=True)])
         return (row[:, vit.prefix :].view_as(weights) * weights).sum()
 
     assert sloped(with_constants, parameters) == pytest.approx(1, abs=0.02)
@@ -173,7 +173,7 @@ def test_maps_come_without_a_graph_in_parts_or_at_once_and_leave_no_gradients(im
     assert not whole.requires_grad
     assert (whole >= 0).all()
     assert whole.std() > 0
-    monkeypatch.setattr(relevance, "MOST_BYTES", 1)
+    monkeypatch.setattr(relevance, "MAX_BYTES", 1)
     assert torch.allclose(MAPS[kind](small_vit(), images), whole, rtol=1e-4, atol=1e-7)
     assert images.grad is None
 
@@ -195,15 +195,15 @@ def test_a_method_is_explained_by_the_scores_that_it_answers_with(images, genera
     label = torch.full((4,), 6)
     out = vit(images[:1], attention=range(3))
     score = (10 * F.normalize(out.logits, dim=1) @ words[6]).sum()
-    row = accumulated([positive_share(a, torch.autograd.grad(score, a, retain_graph=True)[0]) for a in out.attention])
+    row = accumulate_relevance([positive_contribution(a, torch.autograd.grad(score, a, retain_graph=True)[0]) for a in out.attention])
     expected = row[:, vit.prefix :].view(1, 4, 5)
     assert torch.allclose(relevance_map(clip, images, label)[:1], expected, rtol=1e-3, atol=1e-6)
 
 
 def test_what_answers_otherwise_has_no_map(images):
     scales = ScaleClassifier(small_vit(classes=0), (32, 32), (1, 2), 5)
-    assert not can_be_explained(scales)
-    with pytest.raises(UserError, match="ScaleClassifier: no relevance map"):
+    assert not has_relevance_map(scales)
+    with pytest.raises(UserError, match="ScaleClassifier: has no relevance map"):
         relevance_map(scales, images)
 
 
@@ -222,5 +222,5 @@ def test_a_sight_keeps_what_is_most_relevant(images):
 def test_localize_measures_relevance_where_a_run_sees_everything(runs, toy, tmp_path):
     code, out, err = typed("localize", runs / "erm-0", toy, "--out", tmp_path / "found", *QUICK)
     assert code == 0, err
-    assert "map gae: share inside the mask" in out
-    assert "map gae: maximum inside the mask" in out
+    assert "Map gae: attention mass inside the mask" in out
+    assert "Map gae: hit rate (maximum inside the mask)" in out

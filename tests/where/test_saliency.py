@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from sightline.data.images import Canvas, decode
+from sightline.data.images import Preprocess, decode
 from sightline.data.rows import Rows
 from sightline.errors import UserError
-from sightline.metrics.overlap import mean_iou
 from sightline.sight import Sight, cell_share
 from sightline.training.distributed import make_accelerator
 from sightline.vit.model import Input
@@ -26,7 +25,7 @@ from sightline.where.saliency import (
     TokenCut,
     U2Net,
     coarse_found,
-    piece_with,
+    component_with,
     second_eigenvector,
     tokencut,
 )
@@ -120,8 +119,8 @@ def test_tokencut_takes_one_object_of_several(generator):
 
 def test_a_piece_is_connected_by_edges_not_corners():
     keep = blobs((0, 0, 2, 2), (2, 2, 4, 4))
-    assert torch.equal(piece_with(keep, torch.tensor([0])), blobs((0, 0, 2, 2)))
-    assert not piece_with(keep, torch.tensor([41])).any()
+    assert torch.equal(component_with(keep, torch.tensor([0])), blobs((0, 0, 2, 2)))
+    assert not component_with(keep, torch.tensor([41])).any()
 
 
 def test_every_where_looks_and_has_a_map_in_0_1():
@@ -134,6 +133,11 @@ def test_every_where_looks_and_has_a_map_in_0_1():
 
 
 # ---- U2-Net, and birds -----------------------------------------------------------------------------------------------
+
+
+def mean_iou(found: torch.Tensor, true: torch.Tensor) -> float:
+    found, true = found.flatten(1), true.flatten(1)
+    return ((found & true).sum(dim=1) / (found | true).sum(dim=1)).mean().item()
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +235,7 @@ def test_masks_come_back_as_they_were_seen(rows, tmp_path, accelerator):
     masked = write_masks(where, rows, EXPECTS, tmp_path / "masks", accelerator, batch=3)
     assert where.asked == 8, "a picture that is there twice is looked at once"
     for i in range(len(rows)):
-        sample = decode(masked, i, Canvas.of(EXPECTS))
+        sample = decode(masked, i, Preprocess.of(EXPECTS))
         assert torch.equal(sample.mask, sample.image.float().mean(dim=0) / 255 > 0.5), rows.images[i]
     assert masked.masks[0] == masked.masks[-1]
     assert masked.root == rows.root

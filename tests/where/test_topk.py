@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.what.unrolled import fit_unrolled, standardised, sure_rate
+from sightline.what.unrolled import fit_unrolled, standardize_by, safe_learning_rate
 from sightline.where.topk import perturbed_top_k, top_k
 
 SCORES = torch.tensor([[0.1, 0.5, 0.45, 0.3, 0.8, 0.2]], dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_long_enough_it_finds_what_scikit_learn_finds(classes, rows, generator):
     c = 0.5
     theirs = LogisticRegression(C=c, tol=1e-10, max_iter=10_000).fit(features.numpy(), labels.numpy())
     ridge = rows / (c * len(features))
-    head = fit_unrolled(features, labels, classes, steps=4000, rate=sure_rate(features, ridge), ridge=ridge)
+    head = fit_unrolled(features, labels, classes, steps=4000, lr=safe_learning_rate(features, ridge), ridge=ridge)
     ours = head.logits(features).softmax(dim=1)
     np.testing.assert_allclose(ours.numpy(), theirs.predict_proba(features.numpy()), atol=1e-5)
 
@@ -119,8 +119,8 @@ def test_its_gradient_is_that_of_finite_differences(generator):
     query, asked = task(generator, 3, n=6, width=3)
 
     def loss(support: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        head = fit_unrolled(standardised(support, support), labels, 3, steps=7, rate=0.8, ridge=0.01)
-        return torch.nn.functional.cross_entropy(head.logits(standardised(query, support)), asked)
+        head = fit_unrolled(standardize_by(support, support), labels, 3, steps=7, lr=0.8, ridge=0.01)
+        return torch.nn.functional.cross_entropy(head.logits(standardize_by(query, support)), asked)
 
     assert torch.autograd.gradcheck(loss, (features.requires_grad_(), query.requires_grad_()))
 
@@ -128,18 +128,18 @@ def test_its_gradient_is_that_of_finite_differences(generator):
 def test_a_sure_step_never_overshoots_and_on_correlated_features_a_plain_one_does(generator):
     features = torch.randn(60, 3, generator=generator, dtype=torch.float64)
     features = features @ torch.randn(3, 40, generator=generator, dtype=torch.float64)
-    features, labels = standardised(features, features), torch.randint(3, (60,), generator=generator)
+    features, labels = standardize_by(features, features), torch.randint(3, (60,), generator=generator)
 
-    def losses(rate: float | torch.Tensor) -> list[float]:
-        heads = (fit_unrolled(features, labels, 3, steps=n, rate=rate) for n in range(12))
+    def losses(lr: float | torch.Tensor) -> list[float]:
+        heads = (fit_unrolled(features, labels, 3, steps=n, lr=lr) for n in range(12))
         return [torch.nn.functional.cross_entropy(head.logits(features), labels).item() for head in heads]
 
-    assert losses(sure_rate(features)) == sorted(losses(sure_rate(features)), reverse=True)
+    assert losses(safe_learning_rate(features)) == sorted(losses(safe_learning_rate(features)), reverse=True)
     assert max(losses(1.0)) > losses(1.0)[0]
 
 
-def test_standardised_by_itself_has_mean_0_and_spread_1_and_constants_stay_finite(generator):
+def test_standardize_by_by_itself_has_mean_0_and_spread_1_and_constants_stay_finite(generator):
     features = torch.randn(50, 3, generator=generator) * torch.tensor([1.0, 20.0, 0.0]) + 5
-    found = standardised(features, features)
+    found = standardize_by(features, features)
     torch.testing.assert_close(found.mean(dim=0), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(found.std(dim=0, unbiased=False), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4, rtol=0)

@@ -1,4 +1,4 @@
-"""Many threads, one device: who asks first is served first."""
+"""A fair lock for one device and many threads: first come, first served."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..data.batches import OnTheWay
+from ..data.batches import TransformedBatches
 
 if TYPE_CHECKING:
     from ..data.batches import Batch
 
-Progress = Callable[[int, int], None]  # batches done, and of how many
+Progress = Callable[[int, int], None]  # batches done, and their total
 
 
-class Turns:
-    """A lock that is fair: long work that lets others in between its batches is not always first again."""
+class FairLock:
+    """A first-come, first-served lock: long work that releases it between batches does not get it back at once."""
 
     def __init__(self) -> None:
         self._changed, self._given, self._served = threading.Condition(), 0, 0
@@ -33,15 +33,15 @@ class Turns:
 
 
 @dataclass(eq=False)
-class InTurns(OnTheWay):
-    """Each is worked on in its turn."""
+class LockedBatches(TransformedBatches):
+    """Batches that hold the lock while they are processed."""
 
-    turns: Turns
+    device_lock: FairLock
     progress: Progress | None = None
 
     def epoch(self, number: int) -> Iterator[Batch]:
         for done, batch in enumerate(self.batches.epoch(number)):
             if self.progress is not None:
                 self.progress(done, len(self.batches))
-            with self.turns:
+            with self.device_lock:
                 yield batch

@@ -1,6 +1,6 @@
-"""What the app's page shows, as HTML: pictures of the sight, bars of probabilities, a table of effects.
+"""HTML of the app's page: images of the sight, bars of probabilities, a table of effects.
 
-Whatever a user or a data set has named is escaped, here and nowhere else.
+Names that come from a user or a data set are escaped here and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from ..data.drawing import as_seen, lit, to_images, with_parts
+from ..data.drawing import grey_out_hidden, overlay_attention, tint_parts, to_pil_images
 from ..errors import UserError
-from ..interventions.search import WORDS
+from ..interventions.search import OBJECTIVE_LABELS
 from ..metrics.estimates import Estimate
-from ..report.gallery import css_colour, faded
-from .session import Answer, Effect, Picture
+from ..report.gallery import fade, part_css_colour
+from .session import Effect, InputImage, ShownPrediction
 
-MOST_BARS = 5
-MOST_MAPS = 3
-SMALL = 96  # pixels of a picture to choose
-MOST_DRAWN = 8_000_000  # characters of a mask that comes from the page
+MAX_BARS = 5
+MAX_MAPS = 3
+THUMBNAIL = 96  # pixels
+MAX_DRAWN = 8_000_000  # characters of a drawn mask
 
 
 def plain(text: str) -> str:
-    """Also safe inside a template."""
-    said = html.escape(str(text))
-    return "".join(f"&#{ord(c)};" if c in "{}$`" else c for c in said)
+    """Escaped text, also safe inside a template."""
+    return "".join(f"&#{ord(c)};" if c in "{}$`" else c for c in html.escape(str(text)))
 
 
-def said(text: str, *, wrong: bool = False) -> str:
-    return f'<div class="said {"wrong" if wrong else ""}" role="{"alert" if wrong else "status"}">{plain(text)}</div>'
+def message(text: str, *, error: bool = False) -> str:
+    kind, role = ("status failed", "alert") if error else ("status", "status")
+    return f'<div class="{kind}" role="{role}">{plain(text)}</div>'
 
 
-# ---- pictures --------------------------------------------------------------------------------------------------------
+# ---- images ----------------------------------------------------------------------------------------------------------
 
 
 def uri(image: Image.Image) -> str:
@@ -49,9 +49,9 @@ def uri(image: Image.Image) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
 
 
-def picture_uri(picture: Picture, most: int | None = None) -> str:
-    """At most so many pixels wide or high."""
-    image = Image.fromarray(picture.pixels.permute(1, 2, 0).numpy())
+def image_uri(input_image: InputImage, most: int | None = None) -> str:
+    """At most `most` pixels wide or high."""
+    image = Image.fromarray(input_image.pixels.permute(1, 2, 0).numpy())
     if most is not None:
         image.thumbnail((most, most))
     return uri(image)
@@ -59,32 +59,31 @@ def picture_uri(picture: Picture, most: int | None = None) -> str:
 
 def figure(image: Tensor, caption: str) -> str:
     return (
-        f'<figure><img src="{uri(to_images(image[None])[0])}" alt="{plain(caption)}">'
+        f'<figure><img src="{uri(to_pil_images(image[None])[0])}" alt="{plain(caption)}">'
         f"<figcaption>{plain(caption)}</figcaption></figure>"
     )
 
 
-def figures(answer: Answer, *, blind: bool) -> str:
-    images, sight = answer.images.cpu(), answer.sight.to("cpu")
-    everything = answer.coverage == 1
-    caption = "it sees all of it" if everything else "what it sees" if blind else "what its parts cover"
-    shown = [figure(as_seen(images, sight)[0], caption)]
+def figures(prediction: ShownPrediction, *, blind: bool) -> str:
+    images, sight = prediction.images.cpu(), prediction.sight.to("cpu")
+    caption = "whole image" if prediction.coverage == 1 else "sight" if blind else "area of the parts"
+    shown = [figure(grey_out_hidden(images, sight)[0], caption)]
     if sight.parts is not None:
         visible = sight.visible(tuple(images.shape[2:]))
-        tinted = torch.where(visible[0], with_parts(images, sight)[0], faded(images[0], visible[0]))
-        shown.append(figure(tinted, "its parts"))
-    for name, shares in [*answer.maps.items()][:MOST_MAPS]:
-        smooth = F.interpolate(shares[:, None].float().cpu(), images.shape[2:], mode="bilinear")[:, 0]
-        shown.append(figure(lit(images, smooth.clamp_min(0) + 1e-12)[0], name))
+        tinted = torch.where(visible[0], tint_parts(images, sight)[0], fade(images[0], visible[0]))
+        shown.append(figure(tinted, "parts"))
+    for name, maps in [*prediction.maps.items()][:MAX_MAPS]:
+        smooth = F.interpolate(maps[:, None].float().cpu(), images.shape[2:], mode="bilinear")[:, 0]
+        shown.append(figure(overlay_attention(images, smooth.clamp_min(0) + 1e-12)[0], name))
     return f'<div class="figures">{"".join(shown)}</div>'
 
 
 def drawn_mask(value: str | None, size: tuple[int, int]) -> Tensor:
-    """bool [h, w], from the PNG that the page draws, of which only the opacity counts."""
+    """bool [h, w], from the opacity of the PNG drawn on the page."""
     if not value:
         return torch.zeros(size, dtype=torch.bool)
     try:
-        if len(value) > MOST_DRAWN:
+        if len(value) > MAX_DRAWN:
             raise ValueError("too large")
         content = base64.b64decode(value.partition("base64,")[2], validate=True)
         with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
@@ -92,64 +91,75 @@ def drawn_mask(value: str | None, size: tuple[int, int]) -> Tensor:
                 raise ValueError(f"{image.width}×{image.height} pixels instead of {size[1]}×{size[0]}")
             return torch.from_numpy(np.asarray(image.convert("RGBA"))[..., 3] >= 128)
     except (OSError, SyntaxError, ValueError, binascii.Error) as error:
-        raise UserError(f"what was drawn cannot be read ({error}); clear it and draw again") from error
+        raise UserError(f"the drawn mask cannot be read ({error}); clear it and draw again") from error
 
 
-# ---- answers ---------------------------------------------------------------------------------------------------------
+# ---- predictions -----------------------------------------------------------------------------------------------------
 
 
-def panel(answer: Answer, classes: Sequence[str], words: str, *, blind: bool, label: str = "") -> str:
-    best = int(answer.probabilities.argmax())
-    whole = not blind or answer.coverage == 1
-    sees = "It sees the whole picture" if whole else f"It sees {percent(answer.coverage)} of the picture"
+def panel(prediction: ShownPrediction, classes: Sequence[str], applied: str, *, blind: bool, label: str = "") -> str:
+    best = int(prediction.probabilities.argmax())
+    whole = not blind or prediction.coverage == 1
+    sees = "It sees the whole image" if whole else f"It sees {percent(prediction.coverage)} of the image"
     return (
-        f'<div class="panel">{figures(answer, blind=blind)}'
-        f'<p class="verdict"><b>{plain(classes[best])}</b> {percent(answer.probabilities[best])}</p>'
-        f"{bars(answer, classes, label)}"
-        f'<p class="words">{sees}; {plain(words)}.</p></div>'
+        f'<div class="panel">{figures(prediction, blind=blind)}'
+        f'<p class="verdict"><b>{plain(classes[best])}</b> {percent(prediction.probabilities[best])}</p>'
+        f"{bars(prediction, classes, label)}"
+        f'<p class="words">{sees}; {plain(applied)}.</p></div>'
     )
 
 
-def bars(answer: Answer, classes: Sequence[str], label: str) -> str:
+def bars(prediction: ShownPrediction, classes: Sequence[str], label: str) -> str:
     rows = []
-    for k in answer.probabilities.argsort(descending=True)[:MOST_BARS].tolist():
-        share, tick, change = float(answer.probabilities[k]), "", ""
-        if answer.before is not None:
-            before = float(answer.before[k])
+    for k in prediction.probabilities.argsort(descending=True)[:MAX_BARS].tolist():
+        probability, tick, change = float(prediction.probabilities[k]), "", ""
+        if prediction.before is not None:
+            before = float(prediction.before[k])
             tick = f'<i style="left:{100 * before:.1f}%"></i>'
-            points = round(100 * share) - round(100 * before)
+            points = round(100 * probability) - round(100 * before)
             change = f"{points:+d}" if points else "±0"
         rows.append(
             f'<div class="bar"><span class="name">{plain(classes[k])}{" (label)" * (classes[k] == label)}</span>'
             '<span class="track">'
-            f'<b style="width:{100 * share:.1f}%"></b>{tick}</span>'
-            f'<span class="share">{percent(share)}</span><span class="change">{change}</span></div>'
+            f'<b style="width:{100 * probability:.1f}%"></b>{tick}</span>'
+            f'<span class="probability">{percent(probability)}</span><span class="change">{change}</span></div>'
         )
-    note = '<p class="note">Line and change: against the model as trained.</p>' if answer.before is not None else ""
+    note = (
+        '<p class="note">Mark and change: compared with the model as trained.</p>'
+        if prediction.before is not None
+        else ""
+    )
     return f'<div class="bars">{"".join(rows)}{note}</div>'
 
 
-def percent(share: float | Tensor) -> str:
-    return f"{100 * float(share):.0f} %"
+def percent(fraction: float | Tensor) -> str:
+    return f"{100 * float(fraction):.0f} %"
 
 
 # ---- effects ---------------------------------------------------------------------------------------------------------
 
 
 def effect_table(effects: Mapping[str, Effect], n: int) -> str:
-    """As trained, and under each intervention by its name."""
+    """The model as trained, and under each intervention."""
     first, *others = effects.values()
     titles = "".join(f"<th>{plain(name)}</th>" for name in effects)
     lines = [f"<tr><th></th><th>n</th>{titles}</tr>"]
     for cell, estimate in first.cells.items():
         cells = "".join(changed(one.cells[cell], one.gains[cell]) for one in others)
-        lines.append(row(cell, str(estimate.n), f"<td>{share(estimate)}</td>{cells}"))
+        lines.append(row(cell, str(estimate.n), f"<td>{with_interval(estimate)}</td>{cells}"))
     worst = "".join(changed(one.worst, one.gain) for one in others)
-    lines.append(row(WORDS[first.objective], "", f"<td>{share(first.worst)}</td>{worst}", kind=' class="worst"'))
+    lines.append(
+        row(
+            OBJECTIVE_LABELS[first.objective],
+            "",
+            f"<td>{with_interval(first.worst)}</td>{worst}",
+            kind=' class="worst"',
+        )
+    )
     return (
-        f'<div class="effects"><table>{"".join(lines)}</table><p class="note">Accuracy on {n:,} validation pictures: '
-        "as trained with its 95 % interval, then with the change in points and its interval, on the same pictures. "
-        "What is chosen because it helps these pictures helps others less.</p></div>"
+        f'<div class="effects"><table>{"".join(lines)}</table><p class="note">Accuracy on {n:,} validation images: '
+        "as trained, with its 95 % interval; then with the paired change in points and its interval. "
+        "An intervention selected on these images helps less on others.</p></div>"
     )
 
 
@@ -157,22 +167,23 @@ def row(name: str, n: str, cells: str, kind: str = "") -> str:
     return f'<tr{kind}><th scope="row">{plain(name)}</th><td>{n}</td>{cells}</tr>'
 
 
-def share(estimate: Estimate) -> str:
-    return f"{estimate.figure} <small>{estimate.interval}</small>"
+def with_interval(estimate: Estimate) -> str:
+    return f"{estimate.value_text} <small>{estimate.interval}</small>"
 
 
 def changed(now: Estimate, gain: Estimate | None) -> str:
     assert gain is not None
     kind = "better" if gain.low > 0 else "worse" if gain.high < 0 else ""
-    return f'<td class="{kind}">{now.figure} <small>{100 * gain.value:+.1f} {gain.interval}</small></td>'
+    return f'<td class="{kind}">{now.value_text} <small>{100 * gain.value:+.1f} {gain.interval}</small></td>'
 
 
-# ---- the page's own style and drawing --------------------------------------------------------------------------------
+# ---- style and scripts of the page -----------------------------------------------------------------------------------
 
 STYLE = """
 h2, h3 { margin: 0; }
-.said { padding: .5em .8em; border-left: 4px solid var(--color-accent); background: var(--background-fill-secondary); }
-.said.wrong { border-color: #c62828; font-weight: 600; }
+.status { padding: .5em .8em; border-left: 4px solid var(--color-accent); }
+.status { background: var(--background-fill-secondary); }
+.status.failed { border-color: #c62828; font-weight: 600; }
 .figures { display: grid; grid-template-columns: 1fr 1fr; gap: .5em; max-width: 40em; }
 .figures figure { margin: 0; }
 .figures img { width: 100%; display: block; border-radius: 4px; }
@@ -180,7 +191,7 @@ h2, h3 { margin: 0; }
 .verdict { font-size: 1.25em; margin: .4em 0; }
 .bar { display: grid; grid-template-columns: minmax(4em, 9em) 1fr 3.4em 2.6em; gap: .5em; align-items: center; }
 .bar .name { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.bar .share, .bar .change { text-align: right; font-variant-numeric: tabular-nums; }
+.bar .probability, .bar .change { text-align: right; font-variant-numeric: tabular-nums; }
 .track { position: relative; height: .9em; background: var(--border-color-primary); border-radius: 3px; }
 .track b { position: absolute; inset: 0 auto 0 0; background: var(--color-accent); border-radius: 3px; }
 .track i { position: absolute; top: -.15em; bottom: -.15em; width: 2px; background: var(--body-text-color); }
@@ -205,12 +216,12 @@ h2, h3 { margin: 0; }
 """
 
 DRAWING = """<div class="drawing"><canvas width="WIDTH" height="HEIGHT" role="img"
- aria-label="Draw here what the model may see"></canvas><div class="tools">
+ aria-label="Draw what the model may see"></canvas><div class="tools">
 <label>brush <input type="range" class="brush" min="1" max="50" value="14"></label>
 <button type="button" class="erase" aria-pressed="false">erase</button>
 <button type="button" class="clear">clear</button></div></div>"""
 
-# The template does not mention the value, so that a stroke does not draw the page anew.
+# The template does not use the value, so that a stroke does not re-render the page.
 DRAW = """
 const mask = document.createElement('canvas');
 mask.width = WIDTH; mask.height = HEIGHT;
@@ -229,7 +240,7 @@ function begin() {
   ink.clearRect(0, 0, WIDTH, HEIGHT);
   const image = new Image();
   image.onload = () => { photo = image; paint(); };
-  if (props.picture) image.src = props.picture;
+  if (props.image) image.src = props.image;
 }
 function tell() { props.value = mask.toDataURL('image/png'); trigger('drawn'); }
 function place(event) {
@@ -256,12 +267,12 @@ element.addEventListener('click', event => {
   if (button.classList.contains('clear')) { ink.clearRect(0, 0, WIDTH, HEIGHT); paint(); tell(); }
   else button.setAttribute('aria-pressed', String(!erasing()));
 });
-watch('picture', begin);
+watch('image', begin);
 begin();
 """
 
 
-GALLERY = '<div class="gallery">${pictures}</div>'
+GALLERY = '<div class="gallery">${images}</div>'
 CHOOSE = """
 element.addEventListener('click', event => {
   const button = event.target.closest('button');
@@ -270,11 +281,11 @@ element.addEventListener('click', event => {
 """
 
 
-def buttons(examples: Mapping[int, Picture]) -> str:
-    """The run's own pictures, to be chosen by their row."""
+def buttons(examples: Mapping[int, InputImage]) -> str:
+    """Buttons to choose an example image by its row."""
     return "".join(
         f'<button type="button" data-row="{number}" title="{plain(one.group or one.label)}">'
-        f'<img src="{picture_uri(one, SMALL)}" alt="{plain(one.group or one.label)}"></button>'
+        f'<img src="{image_uri(one, THUMBNAIL)}" alt="{plain(one.group or one.label)}"></button>'
         for number, one in examples.items()
     )
 
@@ -284,9 +295,9 @@ def sized(text: str, size: tuple[int, int]) -> str:
 
 
 def legend_style(parts: int, panels: Sequence[str]) -> str:
-    """The switches of the parts are their legend."""
+    """The checkboxes of the parts in their colours, as a legend."""
     return "\n".join(
-        f"#{name}-parts label:nth-of-type({part + 1}) {{ border-left: .8em solid {css_colour(part, parts)}; }}"
+        f"#{name}-parts label:nth-of-type({part + 1}) {{ border-left: .8em solid {part_css_colour(part, parts)}; }}"
         for name in panels
         for part in range(parts)
     )

@@ -1,10 +1,10 @@
-"""One model for everyone who looks at it: a picture is looked at once, and answered as often as anybody likes.
+"""The app without its page: one model for all users. Stage 1 runs once per image, then any number of predictions.
 
     viewer = Viewer.open(App(run))
-    picture = viewer.read(Path("bird.jpg"))
-    viewer.answer(picture, viewer.wish(shown=[0, 2], removed=1))     # without part 1, and the strangest 1 % of patches
+    image = viewer.read(Path("bird.jpg"))
+    viewer.predict(image, viewer.wish(shown=[0, 2], removed=1))     # without part 1; 1 % token removal
 
-Nothing here knows of pages: `app` draws what this says. Many threads may ask at once; the device serves them in turn.
+Many threads may call at once; a fair lock serializes their use of the device.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ import torch
 from torch import Tensor
 
 from ..config import Evaluate
-from ..data.images import Canvas, Placement, decode, read_image
+from ..data.images import Preprocess, ResizeCrop, decode, read_image
 from ..errors import UserError
-from ..interventions.apply import CachedLook, calibrate, calibrated, keep, kept
+from ..explain.sampling import interleave_groups, sample_evenly
+from ..interventions.apply import CachedLook, calibrate, calibration_facts, load_intervention, save_intervention
 from ..interventions.file import FILE, DistanceSketch, Intervention
-from ..interventions.search import differences, gained, objective_of
-from ..load import evaluation_data, match_classes, opened
+from ..interventions.search import accuracy_differences, gain_estimate, resolve_objective
+from ..load import evaluation_data, match_classes, open_model
 from ..metrics.groups import evaluate
 from ..metrics.inference import inference_batches
 from ..sight import Prediction, Sight
-from .lock import InTurns, Progress, Turns
+from .lock import FairLock, LockedBatches, Progress
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -41,24 +42,24 @@ if TYPE_CHECKING:
     from ..config import App
     from ..data.batches import Batches
     from ..load import EvaluationData, Model
-    from ..methods.base import Found
+    from ..methods.base import PartDetections
     from ..metrics.estimates import Estimate
     from ..metrics.predictions import Predictions
 
-MOST_LOOKS = 32  # pictures whose first stage is remembered, for all users together
-MOST_EFFECTS = 32
-MOST_BYTES = 1 << 30  # of what was found in validation pictures
+MAX_LOOKS = 32  # images whose stage 1 is cached, for all users together
+MAX_EFFECTS = 32
+MAX_BYTES = 1 << 30  # of cached stage 1 detections in validation images
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
-    """As the model is given it: all that has to be remembered of a user."""
+class InputImage:
+    """A preprocessed image: the only state of a user."""
 
     pixels: Tensor  # uint8 [3, h, w]
     name: str
     label: str = ""
     group: str = ""
-    mask: Tensor | None = None  # bool [h, w]: of the data, for a method that is told where to look
+    mask: Tensor | None = None  # bool [h, w]: of the data, for a method that takes masks as input
 
     @cached_property
     def key(self) -> str:
@@ -67,17 +68,17 @@ class Picture:
 
 
 @dataclass(frozen=True, eq=False)
-class Glance:
-    """What looking once has found."""
+class LookedImage:
+    """An image after the costly look."""
 
     images: Tensor  # [1, 3, h, w]
-    found: Found | None  # where parts are discovered
-    plain: Prediction | None  # as trained; None: it is told where to look, and was not
-    maps: dict[str, Tensor]  # [1, H, W], where there are no parts to show
+    detections: PartDetections | None  # of methods with discovered parts
+    plain: Prediction | None  # as trained; None if the method needs a mask and there is none
+    maps: dict[str, Tensor]  # [1, H, W], of methods without parts
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class ShownPrediction:
     images: Tensor  # [1, 3, h, w]
     probabilities: Tensor  # [C]
     before: Tensor | None  # [C]: as trained
@@ -91,23 +92,23 @@ class Answer:
 
 @dataclass(frozen=True)
 class Effect:
-    """What an intervention does to the validation data."""
+    """The effect of an intervention on validation data."""
 
     objective: str
     worst: Estimate
     cells: dict[str, Estimate]  # accuracy of each group, or class
-    gain: Estimate | None = None  # of the worst; None: as trained
+    gain: Estimate | None = None  # of the worst; None for the model as trained
     gains: dict[str, Estimate] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Calibration:
-    """How far patches of training pictures lie from their part, when that is known."""
+    """The distances of training patches from their part, once they are measured."""
 
     sketch: Future[DistanceSketch] = field(default_factory=Future)
-    done: tuple[int, int] = (0, 1)  # batches, and of how many
+    done: tuple[int, int] = (0, 1)  # batches done, and their total
 
-    def tell(self, done: int, of: int) -> None:
+    def set_progress(self, done: int, of: int) -> None:
         self.done = done, of
 
 
@@ -116,32 +117,32 @@ class Viewer:
     command: App
     accelerator: Accelerator
     model: Model
-    asked: EvaluationData | None  # the run's data
-    missing: str  # why there are none
-    turns: Turns = field(default_factory=Turns)
-    _glances: OrderedDict[str, Glance] = field(default_factory=OrderedDict)
+    dataset: EvaluationData | None  # the run's data
+    missing: str  # why there are none, if so
+    device_lock: FairLock = field(default_factory=FairLock)
+    _looked_images: OrderedDict[str, LookedImage] = field(default_factory=OrderedDict)
     _measured: OrderedDict[Any, Predictions] = field(default_factory=OrderedDict)
     _looked: CachedLook | None = None
     _calibration: Calibration | None = None
-    _kept: tuple[tuple[int, ...], Intervention] | None = None
+    _saved: tuple[tuple[int, ...], Intervention] | None = None
     _calibrating: threading.Lock = field(default_factory=threading.Lock)
     _measuring: threading.Lock = field(default_factory=threading.Lock)
     _saving: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def open(cls, command: App) -> Viewer:
-        accelerator, model = opened(command.run, command.device)
-        asked, missing = None, ""
+        accelerator, model = open_model(command.run, command.device)
+        dataset, missing = None, ""
         try:
-            asked = evaluation_data(Evaluate(command.run, command.data, command.layout), model.run)
-            rows = match_classes(model, asked.rows, asked.path)
-            asked = replace(asked, rows=model.method.with_masks(rows))
+            dataset = evaluation_data(Evaluate(command.run, command.data, command.layout), model.run)
+            rows = match_classes(model, dataset.rows, dataset.path)
+            dataset = replace(dataset, rows=model.method.with_masks(rows))
         except UserError as error:
             if command.data is not None:
                 raise
             missing = str(error)
-        viewer = cls(command, accelerator, model, asked, missing)
-        viewer.kept  # noqa: B018 (what is wrong with it is said now)
+        viewer = cls(command, accelerator, model, dataset, missing)
+        viewer.saved  # noqa: B018 (raises now if it is invalid)
         return viewer
 
     @property
@@ -153,16 +154,16 @@ class Viewer:
         return self.method.part_count
 
     @property
-    def kept(self) -> Intervention:
-        """What the run says now: another program, or another user, may have changed it since it was read."""
+    def saved(self) -> Intervention:
+        """The saved intervention of the run, which another program or user may change at any time."""
         path = self.model.run.folder / FILE
         if not self.parts or not path.exists():
             return Intervention()
         facts = path.stat()
         state = facts.st_mtime_ns, facts.st_size, facts.st_ino
-        if self._kept is None or self._kept[0] != state:
-            self._kept = state, kept(self.model) or Intervention()
-        return self._kept[1]
+        if self._saved is None or self._saved[0] != state:
+            self._saved = state, load_intervention(self.model) or Intervention()
+        return self._saved[1]
 
     @property
     def blind(self) -> bool:
@@ -170,103 +171,101 @@ class Viewer:
 
     @property
     def draws(self) -> bool:
-        """Whether it can be shown what a user draws."""
+        """Whether the model accepts a mask drawn by the user."""
         return self.method.accepts_masks and not (self.parts and not self.blind)
 
-    # ---- pictures ----------------------------------------------------------------------------------------------------
+    # ---- images ------------------------------------------------------------------------------------------------------
 
-    def read(self, path: Path, name: str | None = None) -> Picture:
-        """Any file, as `predict` reads it."""
-        picture = read_image(path, name)
-        place = Placement.of(picture.size, Canvas.of(self.model.expects))
-        return Picture(place.picture(picture), Path(name or path).name)
+    def read(self, path: Path, name: str | None = None) -> InputImage:
+        """Read and preprocess a file, as `predict` does."""
+        image = read_image(path, name)
+        geometry = ResizeCrop.of(image.size, Preprocess.of(self.model.expects))
+        return InputImage(geometry.image(image), Path(name or path).name)
 
     def examples(self) -> list[int]:
-        """Rows of the run's data that were not trained on, if there are any: one group after the other."""
-        if self.asked is None:
+        """Rows of the run's data, of a split that was not trained on if there is one, interleaving the groups."""
+        if self.dataset is None:
             return []
-        rows = self.asked.rows
-        cells, names = rows.cells
-        order = next((at for split in ("val", "test", "train") if len(at := rows.where(split))), np.arange(0))
-        within = np.zeros(len(order), dtype=np.int64)
-        for cell in range(len(names)):
-            own = cells[order] == cell
-            within[own] = np.arange(own.sum())
-        return order[np.lexsort((cells[order], within))].tolist()
+        rows = self.dataset.rows
+        splits = [rows.split_indices(split) for split in ("val", "test", "train")]
+        indices = next((indices for indices in splits if len(indices)), np.arange(0))
+        return indices[interleave_groups(rows.cells[0][indices])].tolist()
 
-    def example(self, row: int) -> Picture:
-        assert self.asked is not None, "without data there are no examples"
-        rows = self.asked.rows
-        sample = decode(rows, row, Canvas.of(self.model.expects), mask=self.method.needs_masks)
+    def example(self, row: int) -> InputImage:
+        assert self.dataset is not None, "without data there are no examples"
+        rows = self.dataset.rows
+        sample = decode(rows, row, Preprocess.of(self.model.expects), mask=self.method.needs_masks)
         group = "" if rows.groups is None else rows.group_names[rows.groups[row]]
-        return Picture(sample.image, rows.images[row], rows.classes[rows.labels[row]], group, sample.mask)
+        return InputImage(sample.image, rows.images[row], rows.classes[rows.labels[row]], group, sample.mask)
 
-    # ---- one picture -------------------------------------------------------------------------------------------------
+    # ---- one image -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def look(self, picture: Picture) -> Glance:
-        """Once per picture, whoever asks."""
-        with self.turns:
-            glance = self._glances.get(picture.key) or self._glance(picture)
-            self._glances[picture.key] = glance
-            self._glances.move_to_end(picture.key)
-            while len(self._glances) > MOST_LOOKS:
-                self._glances.popitem(last=False)
-            return glance
+    def look(self, image: InputImage) -> LookedImage:
+        """Once per image, for all users."""
+        with self.device_lock:
+            looked = self._looked_images.get(image.key) or self._look_once(image)
+            self._looked_images[image.key] = looked
+            self._looked_images.move_to_end(image.key)
+            while len(self._looked_images) > MAX_LOOKS:
+                self._looked_images.popitem(last=False)
+            return looked
 
-    def _glance(self, picture: Picture) -> Glance:
-        method, images = self.method, picture.pixels[None].to(self.accelerator.device).float() / 255
+    def _look_once(self, image: InputImage) -> LookedImage:
+        method, images = self.method, image.pixels[None].to(self.accelerator.device).float() / 255
         if method.part_count:
-            found = method.find(images)
-            return Glance(images, found, method.answer(images, found), {})
+            detections = method.detect(images)
+            return LookedImage(images, detections, method.predict_from(images, detections), {})
         if method.needs_masks:
-            if picture.mask is None:
-                return Glance(images, None, None, {})
-            sight = method.look_at(images, picture.mask[None].to(images.device))
+            if image.mask is None:
+                return LookedImage(images, None, None, {})
+            sight = method.look_at(images, image.mask[None].to(images.device))
         else:
             sight = method.look(images)
-        return Glance(images, None, method.judge(images, sight), relevance(method, images) | method.maps(images))
+        return LookedImage(images, None, method.judge(images, sight), relevance(method, images) | method.maps(images))
 
     @torch.no_grad()
-    def answer(self, picture: Picture, wish: Intervention | None = None, mask: Tensor | None = None) -> Answer:
-        """Under an intervention, or shown nothing but a mask, bool [h, w]. Nothing is looked for again."""
-        glance, wish = self.look(picture), wish or Intervention()
-        with self.turns:
-            prediction = self._judge(glance, wish, mask)
-        before = None if glance.plain is None else glance.plain.probabilities[0].cpu()
-        return Answer(glance.images, prediction.probabilities[0].cpu(), before, prediction.sight, glance.maps)
+    def predict(
+        self, image: InputImage, intervention: Intervention | None = None, mask: Tensor | None = None
+    ) -> ShownPrediction:
+        """Under an intervention, or with a mask, bool [h, w], as the sight. Stage 1 does not run again."""
+        looked, intervention = self.look(image), intervention or Intervention()
+        with self.device_lock:
+            prediction = self._judge(looked, intervention, mask)
+        before = None if looked.plain is None else looked.plain.probabilities[0].cpu()
+        return ShownPrediction(looked.images, prediction.probabilities[0].cpu(), before, prediction.sight, looked.maps)
 
-    def _judge(self, glance: Glance, wish: Intervention, mask: Tensor | None) -> Prediction:
+    def _judge(self, looked: LookedImage, intervention: Intervention, mask: Tensor | None) -> Prediction:
         if mask is not None:
             if not mask.any():
-                raise UserError("nothing is drawn yet: draw on the picture what may be seen")
-            sight = self.method.look_at(glance.images, mask[None].to(glance.images.device))
-            return self.method.judge(glance.images, sight)
-        if glance.found is not None and wish.changes:
-            wish.check_impossible(self.parts)
-            return self.method.answer(glance.images, glance.found, wish.correction)
-        if glance.plain is None:
-            raise UserError("this method is told where to look, and this picture has no mask: draw what may be seen")
-        return glance.plain
+                raise UserError("the drawn mask is empty: draw on the image what the model may see")
+            sight = self.method.look_at(looked.images, mask[None].to(looked.images.device))
+            return self.method.judge(looked.images, sight)
+        if looked.detections is not None and intervention.changes:
+            intervention.check_part_numbers(self.parts)
+            return self.method.predict_from(looked.images, looked.detections, intervention.correction)
+        if looked.plain is None:
+            raise UserError("this method takes a mask as input, and this image has none: draw what the model may see")
+        return looked.plain
 
     # ---- interventions -----------------------------------------------------------------------------------------------
 
-    def wish(self, shown: Sequence[int], removed: float = 0.0) -> Intervention:
-        """All but the parts that are `shown` dropped, and of the patches the share `removed`, in per cent, that is
-        farthest from its part; what the run keeps besides, stays."""
-        before = self.kept
+    def make_intervention(self, shown: Sequence[int], removed: float = 0.0) -> Intervention:
+        """Drop all parts but those `shown`, and remove the percentage `removed` of the patches, those farthest from
+        their part; everything else is as in the saved intervention."""
+        before = self.saved
         drop = tuple(part for part in range(self.parts) if part not in shown)
         force = tuple(part for part in before.force if part in shown)
-        wish = replace(before, drop=drop, force=force, quantile=None, thresholds=None, facts={})
+        intervention = replace(before, drop=drop, force=force, quantile=None, thresholds=None, facts={})
         if removed:
             q = round(1 - removed / 100, 6)
             limits = before.thresholds if q == before.quantile else self.calibration().sketch.result().quantile(q)
-            wish = replace(wish, quantile=q, thresholds=limits)
-        wish.check_impossible(self.parts)
-        return wish
+            intervention = replace(intervention, quantile=q, thresholds=limits)
+        intervention.check_part_numbers(self.parts)
+        return intervention
 
     def calibration(self) -> Calibration:
-        """Begun when it is first asked for, and not waited for."""
+        """Starts in the background on the first call."""
         with self._calibrating:
             if self._calibration is None:
                 self._calibration = Calibration()
@@ -275,83 +274,82 @@ class Viewer:
 
     def _calibrate(self, calibration: Calibration) -> None:
         try:
-            batches = self._batches("train", self.command.sample)
+            batches = self._batches("train", self.command.limit)
             try:
-                told = self._in_turns(batches, calibration.tell)
+                told = self._with_lock(batches, calibration.set_progress)
                 calibration.sketch.set_result(calibrate(self.method, told, self.accelerator))
             finally:
                 batches.close()
-        except Exception as error:  # whoever waits for it is told
+        except Exception as error:  # re-raised by those who wait for the result
             calibration.sketch.set_exception(error)
 
-    def save(self, wish: Intervention, names: dict[int, str] | None = None) -> Intervention:
-        """As `sightline intervene` keeps it: `predict`, `evaluate` and the others apply it from now on."""
+    def save(self, intervention: Intervention, names: dict[int, str] | None = None) -> Intervention:
+        """Save it as `sightline intervene` does: `predict`, `evaluate` and other commands apply it from then on."""
         with self._saving:
-            before = self.kept
-            names = {part: said for part, name in (names or {}).items() if (said := name.strip())}
-            wish = replace(wish, names=names)
-            wish.check_impossible(self.parts)
-            facts = dict(before.facts) if wish == replace(before, names=names) else {}
-            if not facts and wish.quantile is not None:
-                facts = self._calibrated(before, wish)
-            return keep(self.model, replace(wish, facts=facts))
+            before = self.saved
+            names = {part: stripped for part, name in (names or {}).items() if (stripped := name.strip())}
+            intervention = replace(intervention, names=names)
+            intervention.check_part_numbers(self.parts)
+            facts = dict(before.facts) if intervention == replace(before, names=names) else {}
+            if not facts and intervention.quantile is not None:
+                facts = self._calibrated(before, intervention)
+            return save_intervention(self.model, replace(intervention, facts=facts))
 
-    def _calibrated(self, before: Intervention, wish: Intervention) -> dict[str, Any]:
-        if wish.quantile == before.quantile and "calibrated" in before.facts:
+    def _calibrated(self, before: Intervention, intervention: Intervention) -> dict[str, Any]:
+        if intervention.quantile == before.quantile and "calibrated" in before.facts:
             return {"calibrated": before.facts["calibrated"]}
-        assert self.asked is not None
-        facts = calibrated(self.asked, self.calibration().sketch.result())
-        facts["calibrated"]["pictures"] = min(self.command.sample, len(self.asked.rows.where("train")))
+        assert self.dataset is not None
+        facts = calibration_facts(self.dataset, self.calibration().sketch.result())
+        facts["calibrated"]["pictures"] = min(self.command.limit, len(self.dataset.rows.split_indices("train")))
         return facts
 
-    # ---- many pictures -----------------------------------------------------------------------------------------------
+    # ---- validation data ---------------------------------------------------------------------------------------------
 
-    def effects(self, wishes: Sequence[Intervention], progress: Progress | None = None) -> list[Effect]:
-        """On validation data, as trained and under each wish: the first stage runs once, for all that is ever asked."""
+    def effects(self, interventions: Sequence[Intervention], progress: Progress | None = None) -> list[Effect]:
+        """On validation data, as trained and under each intervention; stage 1 runs once for all calls."""
         with self._measuring:
-            every = [Intervention(), *(replace(wish, names={}) for wish in wishes)]
-            todo = list({_what(wish): wish for wish in every if _what(wish) not in self._measured}.values())
-            if todo:
-                for wish, answers in zip(todo, self._answers(todo, progress), strict=True):
-                    self._measured[_what(wish)] = answers
-            plain, *others = [self._measured[_what(wish)] for wish in every]
-            for wish in every:
-                self._measured.move_to_end(_what(wish))
-            while len(self._measured) > MOST_EFFECTS:
+            requested = [Intervention(), *(replace(intervention, names={}) for intervention in interventions)]
+            keys = [_intervention_key(intervention) for intervention in requested]
+            new = {k: one for k, one in zip(keys, requested, strict=True) if k not in self._measured}
+            if new:
+                self._measured.update(zip(new, self._predict_validation(list(new.values()), progress), strict=True))
+            plain, *others = [self._measured[key] for key in keys]
+            for key in keys:
+                self._measured.move_to_end(key)
+            while len(self._measured) > MAX_EFFECTS:
                 self._measured.popitem(last=False)
         return [_effect(plain, None), *(_effect(one, plain) for one in others)]
 
-    def _answers(self, wishes: list[Intervention], progress: Progress | None) -> list[Predictions]:
-        """Only one thread at a time."""
+    def _predict_validation(self, interventions: list[Intervention], progress: Progress | None) -> list[Predictions]:
+        """Called by one thread at a time."""
         if self._looked is None:
-            batches = self._in_turns(self._batches("val"))
-            assert self.asked is not None
-            self._looked = CachedLook(self.method, self.asked.rows, batches, self.accelerator, MOST_BYTES)
-        cast(InTurns, self._looked.batches).progress = progress
-        return self._looked(wishes)
+            batches = self._with_lock(self._batches("val"))
+            assert self.dataset is not None
+            self._looked = CachedLook(self.method, self.dataset.rows, batches, self.accelerator, MAX_BYTES)
+        cast(LockedBatches, self._looked.batches).progress = progress
+        return self._looked(interventions)
 
     def _batches(self, split: str, most: int | None = None) -> Batches:
-        if self.asked is None:
+        if self.dataset is None:
             raise UserError(f"this needs the run's data. {self.missing}")
-        indices = self.asked.rows.where(split)
+        indices = self.dataset.rows.split_indices(split)
         if not len(indices):
-            raise UserError(f"{self.asked.path}: no pictures in the split {split!r}, which this is measured on")
-        if most is not None and len(indices) > most:
-            indices = indices[np.linspace(0, len(indices) - 1, most).round().astype(int)]
-        rows, expects = self.asked.rows, self.model.expects
+            raise UserError(f"{self.dataset.path}: no images in the split {split!r}, which is needed here")
+        indices = indices if most is None else sample_evenly(indices, most)
+        rows, expects = self.dataset.rows, self.model.expects
         batch, cache = self.command.batch, self.command.cache
         return inference_batches(rows, indices, expects, self.accelerator, batch=batch, workers=0, cache=cache)
 
-    def _in_turns(self, batches: Batches, progress: Progress | None = None) -> Batches:
-        return cast("Batches", InTurns(batches, self.turns, progress))
+    def _with_lock(self, batches: Batches, progress: Progress | None = None) -> Batches:
+        return cast("Batches", LockedBatches(batches, self.device_lock, progress))
 
 
-def _what(wish: Intervention) -> tuple[object, ...]:
-    return wish.drop, wish.force, wish.quantile, wish.thresholds
+def _intervention_key(intervention: Intervention) -> tuple[object, ...]:
+    return intervention.drop, intervention.force, intervention.quantile, intervention.thresholds
 
 
 def _effect(ours: Predictions, plain: Predictions | None) -> Effect:
-    objective = objective_of(ours, None)
+    objective = resolve_objective(ours, None)
     metrics = evaluate(ours)
     cells, worst = (metrics.classes, metrics.worst_class)
     if objective == "worst-group":
@@ -359,11 +357,13 @@ def _effect(ours: Predictions, plain: Predictions | None) -> Effect:
         cells, worst = metrics.groups, metrics.worst_group
     if plain is None:
         return Effect(objective, worst, cells)
-    return Effect(objective, worst, cells, gained(ours, plain, objective), differences(ours, plain, objective))
+    return Effect(
+        objective, worst, cells, gain_estimate(ours, plain, objective), accuracy_differences(ours, plain, objective)
+    )
 
 
 def relevance(method: object, images: Tensor) -> dict[str, Tensor]:
-    """What an answer that was made from everything relies on."""
-    from ..where.relevance import MAPS, can_be_explained
+    """The relevance map of a prediction that uses the whole image."""
+    from ..where.relevance import MAPS, has_relevance_map
 
-    return {"relevance": MAPS["gae"](method, images)} if can_be_explained(method) else {}
+    return {"relevance": MAPS["gae"](method, images)} if has_relevance_map(method) else {}

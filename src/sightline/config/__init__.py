@@ -1,4 +1,4 @@
-"""What a user can say: each dataclass is a command, each field a flag and a Python argument."""
+"""Configuration: each dataclass is a command or a method, each field a flag and a Python argument."""
 
 from .app import App
 from .attentive import Aim, Ep

@@ -1,4 +1,4 @@
-"""A page to look at a model in."""
+"""Settings of the browser app."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from tyro.conf import Positional
 
 @dataclass(frozen=True)
 class App:
-    """Look at what a model sees, and correct it, in your browser: drop parts, draw what it may see, compare, save."""
+    """Inspect and correct a model in the browser: remove parts, draw a sight, compare, save the intervention."""
 
     run: Positional[Path]
+    """Run folder."""
     data: Positional[Path | None] = None
-    """Where the run's data are now."""
+    """New location of the run's data."""
     layout: str | None = None
-    """Of published data, perhaps with an option."""
+    """Layout of a published dataset, optionally NAME:VARIANT."""
     host: str = "127.0.0.1"
-    """Who may open the page: by default this machine alone; 0.0.0.0: all who can reach it, without a password."""
+    """Address to serve on. Default: this machine only; 0.0.0.0: everyone who can reach it, without a password."""
     port: int | None = None
-    """Default: the first that is free, from 7860 on."""
+    """Port. Default: the first free one from 7860 on."""
     browser: bool = False
-    """Open the page at once."""
-    sample: int = 1000
-    """At most so many training pictures tell how far patches usually lie from their part."""
+    """Open the page in the browser."""
+    limit: int = 1000
+    """Maximum number of training images for the distance quantiles of token removal."""
     batch: int = 16
+    """Images per batch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; `auto` takes the GPU if there is one."""
     cache: Path | None = None
-    """Take decoded pictures from this folder, such as the one of training, and keep them there."""
+    """Folder that caches decoded images, such as the one used in training."""

@@ -1,4 +1,4 @@
-"""What attentive probes are told."""
+"""Settings of attentive probes: learned pooling of a frozen backbone's patch tokens."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from .training import Loop
 
 @dataclass(frozen=True)
 class Aim(Loop):
-    """A learned query attends to the backbone's frozen, standardised patch tokens, and a head answers (AIM's attentive
-    probe)."""
+    """Attentive probe on frozen, standardised patch tokens: one learned query and a linear head (AIM)."""
 
-    heads: int | None = None
-    """Of the attention; they divide the backbone's width. Default: as many as the backbone has."""
+    num_heads: int | None = None
+    """Attention heads; must divide the backbone's width. Default: as many as the backbone has."""
     lr: float = 1e-4
-    """At a batch of 128; times --head-lr, since all that learns is new."""
+    """Learning rate at batch size 128, times --head-lr-factor because all trained layers are new."""
 
     method: ClassVar[str] = "aim"
 
 
 @dataclass(frozen=True)
 class Ep(Loop):
-    """Learned queries attend to the backbone's frozen patch tokens, each pools channels of its own, and a head answers
-    (efficient probing)."""
+    """Efficient probing of frozen patch tokens: learned queries, each pooling its own channels, and a linear head."""
 
     queries: int = 32
-    """They divide the backbone's width."""
+    """Learned queries; must divide the backbone's width."""
     lr: float = 1e-4
-    """At a batch of 128; times --head-lr, since all that learns is new."""
+    """Learning rate at batch size 128, times --head-lr-factor because all trained layers are new."""
 
     method: ClassVar[str] = "ep"

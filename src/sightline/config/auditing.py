@@ -1,4 +1,4 @@
-"""What the report is told."""
+"""Settings of the HTML report."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .measuring import Evaluate
 
 @dataclass(frozen=True)
 class Audit(Evaluate):
-    """Write a report of a trained model, one HTML file that opens offline: where it fails, what it looks at, what is
-    proved, and what happens if it stops looking there."""
+    """Write an HTML report of a trained model (one offline file): errors, sight, proof and interventions."""
 
     split: Literal["val", "test"] = "test"
+    """Split to report on."""
     masks: str | None = None
-    """In place of the data's own masks: a folder of masks with the pictures' paths; or masks made here once:
-    tokencut:BACKBONE, found:BACKBONE (no person drew any), u2net:FILE.onnx (supervised). What they are is said."""
-    pictures: int = 200
-    """Show at most this many pictures."""
+    """Masks in place of those of the data: a folder of masks under the images' paths, or tokencut:BACKBONE,
+    found:BACKBONE (unsupervised), u2net:FILE.onnx (supervised), computed once; the report names the source."""
+    examples: int = 200
+    """Maximum number of images shown."""
     quick: bool = False
-    """Swap backgrounds of fewer pictures, measure distances on fewer, leave out what the sight's shape gives away."""
+    """Fewer images for background swaps and distances; no test of the label information in the mask shape."""
     seed: int = 0
-    """Of what is drawn: pictures to show, backgrounds to swap."""
+    """Random seed of the images shown and the backgrounds swapped."""
     out: Path | None = None
-    """The HTML file. Default: audit.html in the run (for --split val, audit-val.html), or in its folder for other data
-    or for the intervention that is applied."""
+    """HTML file. Default: audit.html in the run (for --split val, audit-val.html), or in the results folder of other
+    data or of the intervention."""
     cache: Path | None = None
-    """Take decoded pictures from this folder, such as the one of training, and keep them there."""
+    """Folder that caches decoded images, such as the one used in training."""

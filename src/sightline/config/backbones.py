@@ -1,4 +1,4 @@
-"""Making a backbone, listing those that are known, and taking in published checkpoints."""
+"""Settings for pretraining a backbone, listing the known ones, and importing published checkpoints."""
 
 from __future__ import annotations
 
@@ -13,63 +13,66 @@ from .training import Loop
 
 @dataclass(frozen=True)
 class Pretrain(Loop):
-    """Make a backbone from pictures alone, by self-distillation (DINO). Labels and masks, where there are any, are
-    only used to see how far it has come."""
+    """Pretrain a backbone by self-distillation (DINO) on images; labels and masks only measure progress."""
 
     data: Positional[Path]
-    """A folder of pictures, nested as you like, or a CSV file with a column image; or a data set with classes."""
-    size: Literal["nano", "ti", "s", "b"] = "nano"  # ty: ignore[incompatible-attribute-override]
-    """Of the model: 1.2, 5.5, 22 or 86 million parameters."""
+    """Folder of images (at any depth), a CSV file with a column image, or a dataset with classes."""
+    arch: Literal["nano", "ti", "s", "b"] = "nano"
+    """ViT architecture: 1.2, 5.5, 22 or 86 million parameters."""
     patch: int | None = None
-    """Side of a patch in pixels. Default: 8 for nano, 16 for the others."""
-    pixels: int | None = None
-    """Side of the pictures that it is made for. Default: 96 for nano, 224 for the others."""
+    """Patch side in pixels. Default: 8 for nano, 16 for the others."""
+    size: int | None = None
+    """Image side in pixels that the backbone is made for. Default: 96 for nano, 224 for the others."""
     registers: int = 4
-    large: int | None = None
-    """Side of the two large crops. Default: 2/3 of --pixels for nano, 1/2 for the others."""
-    small: int | None = None
-    """Side of the small crops. Default: a little less than half of the large ones."""
-    smalls: int = 6
-    """How many small crops."""
-    finish: float = 0.05
-    """The last share of the steps, with large crops of the full size."""
-    momentum: float = 0.994
-    """Of the teacher, at the beginning; it rises to 1."""
+    """Number of register tokens."""
+    global_size: int | None = None
+    """Side of the two global crops in pixels. Default: 2/3 of --size for nano, 1/2 for the others."""
+    local_size: int | None = None
+    """Side of the local crops in pixels. Default: 0.45 of --global-size."""
+    local_crops: int = 6
+    """Number of local crops."""
+    full_size_fraction: float = 0.05
+    """Final fraction of the steps in which global crops have the full --size."""
+    teacher_momentum: float = 0.994
+    """Initial EMA momentum of the teacher; rises to 1 with a cosine schedule."""
     prototypes: int = 16384
+    """Number of prototypes, the output dimension of the DINO head."""
     head_width: int = 2048
+    """Hidden width of the DINO head."""
     centring: Literal["mean", "sinkhorn"] = "mean"
-    """How the teacher is kept from answering the same to everything."""
+    """Centring of the teacher's outputs, against collapse: subtract their mean (DINO), or Sinkhorn-Knopp."""
     koleo: float = 0.1
-    """Weight of the loss that keeps pictures apart."""
-    masked: float = 0.0
-    """Weight of the masked-patch loss (iBOT), which costs time; 0: off."""
-    examine_every: int = 5
-    """Measure neighbours and attention every so many epochs."""
+    """Weight of the KoLeo loss, which spreads image embeddings apart."""
+    ibot: float = 0.0
+    """Weight of the masked-patch loss (iBOT), which adds cost; 0 disables it."""
+    validate_every: int = 5
+    """Epochs between measurements of k-NN accuracy and attention."""
     keep_every: int | None = None
-    """Also keep the backbone every so many epochs, as backbone-012.safetensors: attention may leave what matters
-    before neighbours are at their best."""
+    """Epochs between extra copies of the backbone (backbone-012.safetensors): attention may be best before k-NN."""
 
     batch: int = 512
+    """Batch size, summed over all processes."""
     epochs: int = 100
+    """Number of passes over the training data."""
     warmup: float = 10.0
-    """Epochs in which the learning rate rises from 0, step by step."""
+    """Epochs of linear learning-rate warmup."""
     lr: float = 5e-4
-    """At a batch of 128; it grows with the square root of the batch and falls by a cosine."""
-    head_lr: Suppress[float] = 1.0
+    """Learning rate at batch size 128; scaled by √(batch/128), with cosine decay over the epochs."""
+    head_lr_factor: Suppress[float] = 1.0
     weight_decay: float = 4.0
-    """Before it is divided by the square root of the number of steps."""
-    clip: float = 3.0
-    """Largest norm of the gradient."""
+    """AdamW weight decay; the effective value is this divided by √(total steps)."""
+    clip_grad: float = 3.0
+    """Maximum gradient norm; 0 disables clipping."""
     out: Path | None = None
-    """The run folder. Default: runs/DATA-pretrain-SIZE-SEED."""
+    """Run folder. Default: runs/DATA-pretrain-ARCH-SEED."""
     cache: Path | None = None
-    """Keep decoded pictures in this folder. Default: in the run folder."""
+    """Folder that caches decoded images. Default: in the run folder."""
 
     backbone: Suppress[str] = ""
     select: Suppress[Literal["last"]] = "last"  # ty: ignore[incompatible-attribute-override]
     augment: Suppress[Literal["light"]] = "light"
     balance: Suppress[Literal["none"]] = "none"
-    average: Suppress[None] = None
+    ema: Suppress[None] = None
     patience: Suppress[None] = None
 
     method: ClassVar[str] = "pretrain"
@@ -80,25 +83,25 @@ class Pretrain(Loop):
 
     @property
     def folder(self) -> Path:
-        return self.out or Path("runs") / f"{self.data.stem}-{self.method}-{self.size}-{self.seed}"
+        return self.out or Path("runs") / f"{self.data.stem}-{self.method}-{self.arch}-{self.seed}"
 
 
 @dataclass(frozen=True)
 class Import:
-    """Make a run folder of a published iFAM or PDiscoFormer checkpoint: then everything here works with it."""
+    """Turn a published iFAM or PDiscoFormer checkpoint into a run folder."""
 
     file: Positional[Path]
-    """The checkpoint: .pth, .pt or .safetensors."""
+    """Checkpoint: .pth, .pt or .safetensors."""
     data: Positional[Path]
-    """The data it is for, whose classes name its answers."""
+    """Dataset of the checkpoint, whose classes name its outputs."""
     out: Path | None = None
-    """The run folder. Default: runs/DATA-METHOD-BACKBONE-0."""
+    """Run folder. Default: runs/DATA-METHOD-BACKBONE-0."""
     layout: str | None = None
-    """Read a published data set as it was published: waterbirds, cub, celeba, ..."""
-    like: str | None = None
-    """The known backbone it was made from, where the file cannot tell, such as dinov2-b14-reg."""
+    """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, celeba, ...)."""
+    arch: str | None = None
+    """Known backbone with the checkpoint's architecture, such as dinov2-b14-reg, if the file does not tell."""
     size: int | None = None
-    """Side of the pictures in pixels. Default: what it was trained with, by the number of its positions."""
+    """Image side in pixels. Default: that of training, inferred from the position embeddings."""
 
 
 @dataclass(frozen=True)

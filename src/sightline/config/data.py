@@ -1,4 +1,4 @@
-"""Looking data sets over, building them, drawing them, making them readable."""
+"""Settings for checking, building, generating and converting datasets."""
 
 from __future__ import annotations
 
@@ -11,49 +11,53 @@ from tyro.conf import Positional
 
 @dataclass(frozen=True)
 class Check:
-    """Look a data set over before training on it."""
+    """Check a dataset before training: files, splits, groups, duplicates, masks."""
 
     data: Positional[Path]
+    """Folder of class folders (optionally under train, val and test), or a CSV file with columns image and label."""
     layout: str | None = None
-    """Read a published data set as it was published: waterbirds, cub, imagenet9:mixed_rand, ..."""
-    no_images: bool = False
-    """Do not open the pictures: quick, but finds less."""
+    """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, imagenet9:mixed_rand, ...)."""
+    images: bool = True
+    """Decode the images; --no-images is fast but finds less."""
     workers: int = 2
+    """Data-loading processes."""
     out: Path | None = None
-    """Write the findings there, as JSON."""
+    """JSON file for the findings."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """What to build from, where, and how."""
+    """Sources and options of the datasets that are built from bird cut-outs and scenes."""
 
     cub: Path
-    """The birds: cub224.zip, it unpacked, CUB_200_2011 with its segmentations, or the folder of one of these."""
+    """Birds: cub224.zip (packed or unpacked), CUB_200_2011 with its segmentations, or the folder of one of these."""
     out: Path
-    """The folder to make."""
+    """Output folder."""
     scenes: Path | None = None
-    """The backgrounds: scenes.zip, it unpacked, or any folder of folders of photographs."""
+    """Backgrounds: scenes.zip (packed or unpacked), or any folder of folders of images."""
     seed: int = 0
+    """Random seed."""
     limit: int | None = None
-    """Take only this many birds: always the same, and their pictures are those of the whole set."""
+    """Maximum number of birds; the same birds and images as in the full dataset."""
     workers: int | None = None
-    """Processes that make pictures. Default: one per core."""
+    """Processes that compose images. Default: one per core."""
     quality: int = 92
-    """Of JPEG, colours not subsampled. 100: no loss at all (WebP, three times the size)."""
+    """JPEG quality, without chroma subsampling; 100: lossless (WebP, three times the size)."""
     land: tuple[str, ...] = ("forest",)
-    """Folders of scenes for landbirds."""
+    """Scene folders for landbirds."""
     water: tuple[str, ...] = ("sea",)
-    """Folders of scenes for waterbirds."""
+    """Scene folders for waterbirds."""
     types: tuple[str, ...] = ("sea", "forest", "mountain", "street", "glacier", "buildings")
-    """Six folders of scenes: of blackbirds, gulls, sparrows and warblers, one that they share, and one more."""
+    """Six scene folders: for blackbirds, gulls, sparrows and warblers, one shared by all, and one more."""
     correlation: float | None = None
-    """How often a class goes with its place or object in training. Default: as the birds are labelled, else 0.95."""
+    """Probability that background or object matches the class in training. Default: as the birds are labelled, else
+    0.95."""
     distance: float = 0.3
-    """How far from the picture's centre birds are moved, in shares of its width and height."""
+    """Displacement of birds from the image centre, as a fraction of its width and height."""
     moved: Literal["test", "all"] = "test"
-    """Move the birds of the test split only, or of all."""
+    """Splits in which birds are displaced."""
     objects: tuple[str, str] = ("none", "tag")
-    """What goes with landbirds and with waterbirds: tag, buoy, post or none."""
+    """Spurious objects of landbirds and of waterbirds: tag, buoy, post or none."""
 
 
 BUILDS = Literal[
@@ -64,29 +68,34 @@ BUILDS = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Build):
-    """Build a data set with a known shortcut, from bird cut-outs and scenes."""
+    """Build a dataset with a known shortcut from bird cut-outs and scenes."""
 
     name: Positional[BUILDS]
+    """Dataset to build."""
 
 
 @dataclass(frozen=True)
 class Toy:
-    """Write the embedded data set: storks and ducks, where the place gives the class away."""
+    """Generate the toy dataset: storks and ducks whose background is correlated with the class."""
 
     out: Positional[Path]
-    """The folder to make."""
+    """Output folder."""
     train: int = 1200
+    """Number of training images."""
     val: int = 400
+    """Number of validation images."""
     test: int = 800
+    """Number of test images."""
     size: int = 64
-    """Side of the pictures in pixels."""
+    """Image side in pixels."""
     correlation: float = 0.9
-    """How often the place goes with the class in training; in val and test all groups are equally large."""
+    """Probability that the background matches the class in training; in val and test all groups have the same size."""
     displacement: float = 0.15
-    """How far from the centre birds may stand, in shares of the side."""
+    """Maximum displacement of birds from the centre, as a fraction of the side."""
     seed: int = 0
+    """Random seed."""
     workers: int = 1
-    """Processes that draw; the pictures are the same however many there are."""
+    """Processes that draw; the images do not depend on their number."""
 
 
 CONVERTIBLE = Literal["imagenet-s", "imagenet-segmentation", "metashift-animals", "metashift-indoor-outdoor", "siim"]
@@ -94,8 +103,9 @@ CONVERTIBLE = Literal["imagenet-s", "imagenet-segmentation", "metashift-animals"
 
 @dataclass(frozen=True)
 class Convert:
-    """Make a published data set readable that comes as pickles, runs of pixels, class numbers or MATLAB's file."""
+    """Convert a published dataset that comes as pickle, run-length codes, class indices or MATLAB files."""
 
     layout: Positional[CONVERTIBLE]
+    """Layout of the published dataset."""
     data: Positional[Path]
-    """Its folder (or gtsegs_ijcv.mat), beside which the readable files are written."""
+    """Its folder (or gtsegs_ijcv.mat); the converted files are written beside it."""

@@ -1,4 +1,4 @@
-"""How a trained model leaves its run folder."""
+"""Settings for exporting and publishing a trained model."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tyro.conf import Positional
 
 @dataclass(frozen=True)
 class Export:
-    """Write a model as ONNX, for any number of pictures, with parts and distances to switch as inputs; hold it against
-    torch, and describe it (README.md, a model card)."""
+    """Export a model to ONNX, with inputs for part and token removal; check it against PyTorch; write a model card."""
 
     run: Positional[Path]
+    """Run folder."""
     out: Path | None = None
-    """The folder to write to. Default: RUN/onnx."""
+    """Output folder. Default: RUN/onnx."""
     images: tuple[Path, ...] = ()
-    """Pictures, or folders of them, to hold the file against the model on. Default: some of the run's data."""
+    """Images, or folders of images, for the comparison of ONNX with PyTorch. Default: some of the run's data."""
     limit: int = 8
-    """Take at most this many of them."""
+    """Maximum number of these images."""
     intervention: bool = True
-    """Make the intervention that is kept with the run, if any, the switches' default."""
+    """Make the intervention saved with the run, if any, the default of the removal inputs."""
 
     @property
     def folder(self) -> Path:
@@ -30,17 +30,19 @@ class Export:
 
 @dataclass(frozen=True)
 class Push:
-    """Publish a run on the Hugging Face hub: weights, run.json, figures, intervention, the ONNX file if there is one,
-    and a model card; no pictures, answers or states of training. `sightline.load("hf:OWNER/NAME")` loads it."""
+    """Publish a run on the Hugging Face Hub: weights, settings, metrics, intervention, ONNX file and model card.
+
+    No images, predictions or optimiser state. `sightline.load("hf:OWNER/NAME")` loads it."""
 
     run: Positional[Path]
+    """Run folder."""
     repository: Positional[str]
-    """OWNER/NAME; it is made if need be."""
+    """OWNER/NAME; created if necessary."""
     public: bool = False
-    """For everybody to see. Default: private; a repository that is there stays as it is."""
+    """Create a public repository. Default: private; an existing repository keeps its visibility."""
     images: tuple[Path, ...] = ()
-    """Pictures, or folders of them, for the card's certificate. Default: some of the run's data."""
+    """Images, or folders of images, for the certificate in the model card. Default: some of the run's data."""
     limit: int = 8
-    """Take at most this many of them."""
+    """Maximum number of these images."""
     message: str = "A Sightline run"
-    """Of the commit."""
+    """Commit message."""

@@ -1,4 +1,4 @@
-"""The flags that a configuration has on the command line."""
+"""The command-line flags of a configuration dataclass."""
 
 from __future__ import annotations
 
@@ -6,25 +6,20 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from tyro.conf import Positional
+from tyro.conf import Positional, Suppress
 
 POSITIONAL = Positional[int].__metadata__[0]  # ty: ignore[unresolved-attribute]
-
-
-def flag_name(kind: type, field: str) -> str:
-    """Some fields are called otherwise on the command line, such as `start`, which is `--from`."""
-    marks = getattr(get_type_hints(kind, include_extras=True).get(field), "__metadata__", ())
-    return next((mark.name for mark in marks if getattr(mark, "name", None)), field.replace("_", "-"))
+SUPPRESSED = Suppress[int].__metadata__[0]  # ty: ignore[unresolved-attribute]
 
 
 def flag_names(kind: Any, prefix: str = "--") -> Iterator[str]:
-    """All of them, those of nested dataclasses too, and both of a yes or no."""
+    """All flags, those of nested dataclasses included, and both forms (--x, --no-x) of a boolean one."""
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
-        hint = hints[field.name]
-        if POSITIONAL in getattr(hint, "__metadata__", ()):
+        hint, name = hints[field.name], field.name.replace("_", "-")
+        marks = getattr(hint, "__metadata__", ())
+        if POSITIONAL in marks or SUPPRESSED in marks:
             continue
-        name = flag_name(kind, field.name)
         if is_dataclass(hint):
             yield from flag_names(hint, f"{prefix}{name}.")
             continue

@@ -1,4 +1,4 @@
-"""How a trained model is corrected."""
+"""Settings of interventions on a trained model."""
 
 from __future__ import annotations
 
@@ -11,40 +11,46 @@ from tyro.conf import Positional, UseAppendAction
 
 @dataclass(frozen=True)
 class Intervene:
-    """Correct a model that discovers parts: leave parts out, or patches that are unlike those of training.
+    """Correct a model with discovered parts: remove parts, or patches unlike those of training.
 
-    Without a flag: what is kept, and what leaving out each part would do, if that was measured."""
+    Without flags: show the saved intervention, and the effect of removing each part if that was measured."""
 
     run: Positional[Path]
+    """Run folder."""
     data: Positional[Path | None] = None
-    """Where the data are now, or other data to choose on."""
+    """New location of the run's data, or other data to search on."""
     layout: str | None = None
-    """Of published data, perhaps with an option."""
+    """Layout of a published dataset, optionally NAME:VARIANT."""
     find: bool = False
-    """Leave out every part, and the most distant patches, on validation data; keep what surely helps, in place of all
-    that was kept."""
+    """Search on validation data: remove each part, and the most distant patches; save what improves the objective
+    significantly, replacing any saved intervention."""
     drop: Annotated[tuple[int, ...], UseAppendAction] = ()
-    """A part to leave out, from 0 on: its patches become background. Several: --drop 3 --drop 5. What is said takes the
-    place of what was kept of its kind, here as with --force and --quantile."""
+    """Part removal: a part, from 0 on, whose patches become background; repeat for several (--drop 3 --drop 5). Like
+    --force and --quantile, replaces the saved value."""
     force: Annotated[tuple[int, ...], UseAppendAction] = ()
-    """A part to keep wherever it is more likely than the other parts, whatever the background says."""
+    """A part to keep wherever it is more likely than the other parts, whatever the background probability."""
     quantile: float | None = None
-    """Leave out patches farther from their part than this share of the training data's patches, such as 0.99."""
+    """Token removal: remove patches farther from their part than this quantile of the training patches, such as
+    0.99."""
     name: Annotated[tuple[str, ...], UseAppendAction] = ()
-    """A part's name, such as 2=head."""
+    """Name for a part, such as 2=head."""
     clear: bool = False
-    """Undo what was kept, before anything else; names of parts stay."""
+    """Remove the saved intervention first; part names stay."""
     objective: Literal["worst-group", "worst-class", "auc"] | None = None
-    """What --find is to improve. Default: the worst group; where there are no groups, AUC if weights were selected by
-    it, else the worst class."""
+    """Metric that --find improves. Default: worst-group accuracy; without groups, AUC if the checkpoint was selected by
+    it, else worst-class accuracy."""
     seed: int = 0
+    """Random seed of the bootstrap in --find."""
     batch: int = 64
+    """Images per batch."""
     workers: int = 2
+    """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; `auto` takes the GPU if there is one."""
     cache: Path | None = None
-    """Take decoded pictures from this folder, such as the one of training, and keep them there."""
+    """Folder that caches decoded images, such as the one used in training."""
 
     @property
     def changes(self) -> bool:
-        """Whether it asks for anything but to be shown what is kept."""
+        """Whether anything is to be changed by hand, not only shown or searched."""
         return bool(self.drop or self.force or self.quantile is not None or self.name or self.clear)

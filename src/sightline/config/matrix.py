@@ -1,4 +1,4 @@
-"""What the grid of every where with every what is told."""
+"""Settings of the matrix: every selector (where) with every predictor (what)."""
 
 from __future__ import annotations
 
@@ -11,55 +11,57 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class Matrix:
-    """Put every where to look together with every what to make of it, and measure them all on the same pictures.
+    """Combine every selector (where) with every predictor (what), and evaluate all pairs on the same images.
 
-    Whatever is to be chosen, validation data choose, by accuracy averaged over classes and without group labels; what
-    is finished, or kept from another cell, is not done again."""
+    Hyperparameters are selected by class-balanced validation accuracy, without group labels. Finished cells are not
+    computed again."""
 
     data: Positional[Path]
-    """A folder of class folders (perhaps under train, val and test), or a CSV file with columns image and label."""
+    """Folder of class folders (optionally under train, val and test), or a CSV file with columns image and label."""
     where: Annotated[tuple[str, ...], arg(metavar="WHERE …")]
-    """attention:BACKBONE[:LAYER[:HEADS]], relevance:RUN (what erm or robustvit relies on), parts:RUN (that ifam or
-    pdiscoformer discovered), masks:data, masks:FOLDER, found:BACKBONE, tokencut:BACKBONE, u2net:FILE.onnx, centre,
-    random, everything."""
+    """Selectors: attention:BACKBONE[:LAYER[:HEADS]], relevance:RUN (of erm or robustvit), parts:RUN (of ifam or
+    pdiscoformer), masks:data, masks:FOLDER, found:BACKBONE, tokencut:BACKBONE, u2net:FILE.onnx, centre, random,
+    everything."""
     what: Annotated[tuple[str, ...], arg(metavar="WHAT …")]
-    """mask-probe:BACKBONE (frozen, all else hidden), crop-probe:BACKBONE (frozen, on crops), mask-dfr:BACKBONE and
-    crop-dfr:BACKBONE (the same features, fitted with group labels), mask-zero-shot:CLIP, crop-zero-shot:CLIP,
-    fine-tune:BACKBONE (all of it, all else hidden)."""
+    """Predictors: mask-probe:BACKBONE (frozen, the rest hidden), crop-probe:BACKBONE (frozen, on crops),
+    mask-dfr:BACKBONE and crop-dfr:BACKBONE (the same features, fitted with group labels), mask-zero-shot:CLIP,
+    crop-zero-shot:CLIP, fine-tune:BACKBONE (all weights, the rest hidden)."""
     collect: bool = False
-    """Compute nothing: put together all cells that are in --out, also where neither weights nor runs are. What --where
-    and --what name comes first."""
+    """Compute nothing: tabulate the finished cells in --out, those of --where and --what first."""
     out: Path | None = None
-    """Folder for the table, the picture, and the answers of every cell. Default: runs/DATA-matrix."""
+    """Folder for the table, the figure, and the predictions of every cell. Default: runs/DATA-matrix."""
     layout: str | None = None
-    """Read a published data set as it was published: waterbirds, cub, imagenet9:mixed_rand, ..."""
+    """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, imagenet9:mixed_rand, ...)."""
     size: int | None = None
-    """Side of the pictures in pixels. Default: what each backbone that answers expects."""
-    crop: tuple[str, ...] = ("2/7", "2/7+1/7", "3/7", "4/7")
-    """Sides of crops to choose among: shares of the picture's (2/7), pixels (64), or several crops (64+32)."""
-    mass: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
-    """Where attention is to hide patches: how much of it the patches that are kept hold, to choose among."""
+    """Image side in pixels. Default: each predictor's own."""
+    crop_size: tuple[str, ...] = ("2/7", "2/7+1/7", "3/7", "4/7")
+    """Crop sides to select among: fractions of the image's (2/7), pixels (64), or several crops (64+32)."""
+    attention_mass: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
+    """For attention as a patch mask: fractions of the attention mass to keep, to select among."""
     epochs: int = 20
-    """Of fine-tuning."""
+    """Epochs of fine-tuning."""
     lr: float = 5e-5
-    """Of fine-tuning, for the backbone, at a batch of 128."""
+    """Backbone learning rate of fine-tuning at batch size 128."""
     prompts: tuple[str, ...] = ("a photo of a {}",)
-    """What is said of a picture to CLIP, with {} for the class; of several, the embeddings are averaged."""
-    names: Path | None = None
-    """A JSON file that says what classes are called, where the data do not: {"CLASS": "what it is called"}."""
-    pictures: bool = True
-    """Draw matrix.png, and scaling.png where a backbone is there in several sizes."""
+    """CLIP prompts with {} for the class name; the embeddings of several are averaged."""
+    class_names: Path | None = None
+    """JSON file with the class names to use in prompts: {"CLASS": "name"}. Default: the names in the data."""
+    figures: bool = True
+    """Draw matrix.png, and scaling.png if a backbone occurs in several sizes."""
     batch: int = 128
+    """Batch size."""
     seed: int = 0
+    """Random seed."""
     split_seed: int = 0
-    """Of the division into splits, where the data have none."""
+    """Seed of the random train/val/test split, if the data define none."""
     workers: int = 2
-    """Processes that decode pictures."""
+    """Data-loading processes."""
     cache: Path | None = None
-    """Keep decoded pictures, sights and features in this folder. Default: cache, in --out."""
+    """Folder that caches decoded images, sights and features. Default: cache, in --out."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; `auto` takes the GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Of what answers; auto: bf16 on a GPU. Where to look is always found in full precision."""
+    """Floating-point precision of the predictors; auto: bf16 on a GPU. Selectors always run in fp32."""
 
     @property
     def folder(self) -> Path:

@@ -1,4 +1,4 @@
-"""What trained models are asked: how good, where they look, what they see, and that they see nothing else."""
+"""Settings of the commands that evaluate trained models: accuracy, localisation, predictions, proof."""
 
 from __future__ import annotations
 
@@ -10,132 +10,143 @@ from tyro.conf import Positional, arg
 
 from ..errors import UserError
 
-FOR_RUNS = ("intervention", "published", "maps")
-FOR_BACKBONES = ("more", "layer", "heads", "truth", "size", "limit", "pictures")
+FOR_RUNS = ("intervention", "published_keypoints", "per_map")
+FOR_BACKBONES = ("more_backbones", "layer", "heads", "ground_truth", "size", "limit", "figures")
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a trained model: every group, with intervals."""
+    """Evaluate a trained model, overall and per group, with confidence intervals."""
 
     run: Positional[Path]
+    """Run folder."""
     data: Positional[Path | None] = None
-    """Other data than those it was trained on."""
+    """Data to evaluate on. Default: those it was trained on."""
     layout: str | None = None
-    """Of published data, perhaps with an option: imagenet9:mixed_rand, metashift-animals:3."""
+    """Layout of a published dataset, optionally NAME:VARIANT (imagenet9:mixed_rand, metashift-animals:3)."""
     split: Literal["train", "val", "test"] = "test"
+    """Split to evaluate on."""
     intervention: bool = True
-    """Apply the intervention that is kept with the run, if any; its figures have a folder of their own."""
+    """Apply the intervention saved with the run, if any; its results go to a folder of their own."""
     batch: int = 64
+    """Images per batch."""
     workers: int = 2
+    """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; `auto` takes the GPU if there is one."""
     cache: Path | None = None
-    """Take decoded pictures from this folder, such as the one of training, and keep them there."""
+    """Folder that caches decoded images, such as the one used in training."""
     out: Path | None = None
-    """Folder for metrics.json and the answers per picture. Default: the run, if these are its own data."""
+    """Folder for metrics.json and the predictions per image. Default: the run, if these are its own data."""
 
 
 @dataclass(frozen=True)
 class Localize(Evaluate):
-    """Measure where a model looks, against true masks: `localize RUN` a trained one, `localize BACKBONE … DATA` the
-    attention of backbones, side by side."""
+    """Compare where a model looks with ground-truth masks.
+
+    `localize RUN` measures a trained model, `localize BACKBONE … DATA` the attention of backbones, side by side."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN|BACKBONE")]
-    """The folder of a run; or a backbone's name or weights file, more of them, and data."""
+    """Run folder; or the name or weights file of a backbone, followed by further backbones and the data."""
     data: Annotated[Positional[Path | None], arg(metavar="[DATA|BACKBONE]")] = None
-    """For a run: other data than those it was trained on."""
-    more: Annotated[Positional[tuple[Path, ...]], arg(metavar="[[BACKBONE …] DATA]")] = ()
-    """Further backbones, the data last."""
+    """For a run: data to evaluate on. Default: those it was trained on."""
+    more_backbones: Annotated[Positional[tuple[Path, ...]], arg(metavar="[[BACKBONE …] DATA]")] = ()
+    """Further backbones, then the data."""
     out: Path | None = None
-    """Folder for localization.json (default: the run, if these are its own data); or of backbones, for backbones.json,
-    backbones.csv and pictures (default: none)."""
+    """Folder for localization.json (default: the run, if these are its own data); for backbones, for backbones.json,
+    backbones.csv and figures (default: none)."""
     layer: tuple[int, ...] | Literal["all"] = (-1,)
-    """Of backbones: blocks, counted from 0, or from the end."""
+    """For backbones: blocks, counted from 0, or from the end."""
     heads: tuple[str, ...] = ("mean",)
-    """Of backbones: how heads are joined: mean, entropy, lowest, max, or the number of a single head (from 0)."""
-    truth: Literal["masks", "boxes"] | None = None
-    """Of backbones: what is held to be right. Default: masks where there are any, else the union of boxes."""
+    """For backbones: aggregation of the attention heads: mean, entropy, lowest, max, or the number of a head (from
+    0)."""
+    ground_truth: Literal["masks", "boxes"] | None = None
+    """For backbones: what attention is compared with. Default: masks if there are any, else the union of boxes."""
     size: int | None = None
-    """Of backbones: the side of the pictures in pixels. Default: what each expects."""
+    """For backbones: image side in pixels. Default: each backbone's own."""
     limit: int | None = None
-    """Of backbones: at most this many pictures, from all over the split."""
-    pictures: bool = True
-    """Of backbones, with --out: draw curves and attention."""
-    published: bool = False
-    """Key points in the geometry of the published iFAM code, which is half a cell off."""
-    maps: bool = False
-    """Picture by picture, too, each map's figures, not only those of the sight."""
+    """For backbones: maximum number of images, spread over the split."""
+    figures: bool = True
+    """For backbones, with --out: draw curves and attention maps."""
+    published_keypoints: bool = False
+    """Key points in the coordinates of the published iFAM code, which are off by half a cell."""
+    per_map: bool = False
+    """Also write per-image results for every map, not only for the sight."""
 
     @property
     def of_backbones(self) -> bool:
-        """Or of a run; flags that are for the other are refused."""
+        """Whether backbones are measured, not a run; flags of the other case are rejected."""
         backbones = not (self.run / "run.json").is_file()
         if backbones and self.data is None:
             raise UserError(
-                f"{self.run}: is no folder of a run; a backbone needs data, too: `sightline localize {self.run} DATA`"
+                f"{self.run}: not a run folder; for a backbone, name the data too: `sightline localize {self.run} DATA`"
             )
-        others, why = (FOR_RUNS, "is for runs") if backbones else (FOR_BACKBONES, "is for backbones, and this is a run")
+        others, reason = (FOR_RUNS, "for runs only") if backbones else (FOR_BACKBONES, "for backbones only")
         given = [f for f in fields(self) if f.name in others and getattr(self, f.name) != f.default]
-        if given and given[0].name == "more":
-            raise UserError(f"{self.run}: a run is measured alone, on one data set; {self.more[0]} is too much")
+        if given and given[0].name == "more_backbones":
+            raise UserError(f"{self.run}: a run is measured alone, on one dataset; remove {self.more_backbones[0]}")
         if given:
-            raise UserError(f"--{given[0].name} does not go with {self.run}: it {why}")
+            raise UserError(f"--{given[0].name.replace('_', '-')}: {reason} ({self.run}); remove it")
         return backbones
 
     def backbones_and_data(self) -> tuple[list[str], Path]:
-        assert self.data is not None, "asked of backbones alone"
-        *backbones, data = (self.run, self.data, *self.more)
-        for i, one in enumerate(backbones):
-            if one in backbones[:i]:
-                raise UserError(f"{one}: is named twice")
-            if (one / "run.json").is_file():
-                raise UserError(f"{one}: is a run, not a backbone; name its weights file, or measure it alone")
-        return [str(one) for one in backbones], data
+        assert self.data is not None, "for backbones only"
+        *backbones, data = (self.run, self.data, *self.more_backbones)
+        for i, backbone in enumerate(backbones):
+            if backbone in backbones[:i]:
+                raise UserError(f"{backbone}: named twice; remove one of them")
+            if (backbone / "run.json").is_file():
+                raise UserError(f"{backbone}: a run, not a backbone; name its weights file, or measure it alone")
+        return [str(backbone) for backbone in backbones], data
 
 
 @dataclass(frozen=True)
 class Shape(Evaluate):
-    """Measure what the shape of the sight alone says of the label: what a selector can give away, however blind the
-    rest is."""
+    """Measure the label information in the mask shape, which a blind predictor can still use."""
 
     split: Literal["val", "test"] = "test"
-    """The probe is fitted on train and tuned on val."""
+    """Split to evaluate on; the probe is fitted on train and tuned on val."""
     out: Path | None = None
     """Folder for shape/SPLIT.json and .csv. Default: the run, if these are its own data."""
 
 
 @dataclass(frozen=True)
 class Predict:
-    """Answer for pictures that have no labels."""
+    """Predict the classes of images without labels."""
 
     run: Positional[Path]
+    """Run folder."""
     images: Positional[tuple[Path, ...]]
-    """Pictures, folders of pictures, or a CSV file with a column image; of a folder with rows.csv, what that lists."""
+    """Images, folders of images, or a CSV file with a column image; of a folder with rows.csv, the rows listed
+    there."""
     out: Path | None = None
-    """A .csv or .json file. Default: CSV on the screen."""
+    """Output file, .csv or .json. Default: CSV on standard output."""
     overlay: Path | None = None
-    """Folder for pictures of what was seen, where the method does not see everything."""
+    """Folder for images of the sight, for methods that do not see everything."""
     intervention: bool = True
-    """Apply the intervention that is kept with the run, if any."""
+    """Apply the intervention saved with the run, if any."""
     mask: Path | None = None
-    """For one picture: show the model what is bright in this mask, instead of what it would look at."""
+    """For a single image: a mask, bright where the model may look, in place of its own sight."""
     batch: int = 64
+    """Images per batch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; `auto` takes the GPU if there is one."""
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Put runs side by side, on the same pictures. Runs that differ only in their seed count as one."""
+    """Compare runs on the same images, pairwise; runs that differ only in their seed count as one method."""
 
     runs: Positional[tuple[Path, ...]]
-    """Run folders; or, to compare on other data, the folders that `evaluate` made for these in each run."""
+    """Run folders; or, for other data, the folders that `evaluate` made inside the runs."""
     split: Literal["val", "test"] = "test"
+    """Split to compare on."""
     suite: Literal["imagenet-shift"] | None = None
-    """On the test sets that `evaluate --suite` has measured two runs on."""
-    classes: Path | None = None
-    """Of two runs: draw there how the accuracy of every class has changed, from the first to the second."""
+    """Compare two runs on the test sets that `evaluate --suite` measured."""
+    class_changes: Path | None = None
+    """For two runs: figure of the change in accuracy of every class, from the first to the second."""
     out: Path | None = None
-    """Write the table there, as JSON."""
+    """JSON file for the table."""
 
 
 @dataclass(frozen=True)
@@ -147,44 +158,48 @@ class Verify:
     """
 
     model: Positional[str]
-    """A run folder, a backbone's name, a weights file, or file.py:function."""
+    """Run folder, name of a backbone, weights file, or file.py:function."""
     images: Positional[tuple[Path, ...]] = ()
-    """Pictures, folders of pictures, or a CSV file with a column image; without any, toy pictures with known masks."""
+    """Images, folders of images, or a CSV file with a column image. Default: toy images with known masks."""
     where: Literal["attention", "masks", "random"] | None = None
-    """Where to look: the model's own attention, masks, or at random. Default: masks where there are any."""
+    """Sight of a backbone or module: its own attention, masks, or random patches. Default: masks if there are any."""
     masks: Path | None = None
-    """A folder with a mask for each picture, under the same name (bright = visible)."""
+    """Folder with a mask for each image, under the same name (bright = visible)."""
     sight: Literal["patches", "pixels"] = "patches"
-    """With masks: hide whole patches, or also the pixels outside the mask within kept patches."""
-    what: Literal["masked", "late"] = "masked"
-    """How a backbone uses the sight: never sees the rest, or leaves it out at the end (which leaks)."""
-    share: float = 0.25
-    """The share of patches that attention or chance keeps."""
+    """With masks: hide whole patches, or also pixels outside the mask inside kept patches."""
+    masking: Literal["early", "late"] = "early"
+    """For backbones: hide before the first block, or only at pooling (which leaks)."""
+    visible_fraction: float = 0.25
+    """Fraction of patches kept with --where attention or random."""
     size: int | None = None
-    """Side of the pictures in pixels. Default: what the model expects, or 224."""
+    """Image side in pixels. Default: the model's own, or 224."""
     patch: int = 16
-    """For your own module: the side of its patches."""
+    """For your own module: patch side in pixels."""
     mask_argument: str | None = None
-    """For your own module: the keyword of its forward that takes the mask, bool [B, H, W] over patches."""
-    like: str | None = None
-    """For a weights file that cannot tell: the known backbone it is like."""
+    """For your own module: keyword argument of its forward that takes the mask, bool [B, H, W] over patches."""
+    arch: str | None = None
+    """For a weights file that does not tell: a known backbone with its architecture."""
     intervention: bool = True
-    """For a run: with the intervention that is kept with it, if any."""
+    """For a run: apply the intervention saved with it, if any."""
     limit: int = 16
-    """Take at most this many pictures."""
+    """Maximum number of images."""
     draws: int = 5
-    """Redraws of each kind per picture."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "cpu"
+    """Random perturbations of each kind per image."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Floating-point precision."""
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    """Device; `auto` takes the GPU if there is one."""
     seed: int = 0
+    """Random seed of the perturbations."""
     out: Path | None = None
-    """Write the certificate there, as JSON."""
+    """JSON file for the certificate."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """The main job on the embedded pictures: train, measure, prove."""
+    """Train, evaluate and verify six methods on toy images, in a few minutes."""
 
     out: Path = Path("runs/demo")
-    """Folder for everything it makes; what was there before is removed."""
+    """Output folder; an earlier demo in it is removed."""
     seed: int = 0
+    """Random seed of data and training."""

@@ -1,153 +1,153 @@
-"""What each way of training a classifier is told besides, and what its defaults are."""
+"""Settings of the methods that train a classifier, with their defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from .training import Loop, Train
+from .training import Balance, Loop, Train
 
-Fill = Literal["mean", "black", "white", "grey", "noise"]  # what hidden pixels look like
+Fill = Literal["mean", "black", "white", "grey", "noise"]  # what replaces hidden pixels
 
 
 @dataclass(frozen=True)
 class Erm(Loop):
-    """Fine-tune the backbone on whole pictures: the ordinary way, and the baseline."""
+    """Fine-tune the backbone on whole images: empirical risk minimisation, the baseline."""
 
-    frozen: bool = False
-    """Train the head only."""
+    freeze_backbone: bool = False
+    """Train only the classification head."""
 
     method: ClassVar[str] = "erm"
 
 
 @dataclass(frozen=True)
 class Probe(Train):
-    """Logistic regression on the backbone's frozen features."""
+    """Logistic regression on frozen features of the backbone."""
 
-    plain: bool = False
-    """C = 1 on raw features, as in papers; otherwise they are standardised, and C is chosen on validation data."""
+    untuned: bool = False
+    """C = 1 on raw features, as in papers. Default: standardised features, C tuned on validation data."""
 
     method: ClassVar[str] = "probe"
 
     @property
     def selects(self) -> str | None:
-        return None if self.plain else self.select
+        return None if self.untuned else self.select
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """The splits whose features it needs."""
+        """The splits whose features are needed."""
         return "train", "val"
 
     @property
     def chooses_on(self) -> str:
-        """Which pictures choose, where there is a choice."""
+        """The images on which hyperparameters are tuned."""
         return "val"
 
 
 @dataclass(frozen=True)
 class S2(Probe):
-    """Logistic regression on frozen features of the picture at several scales, the larger ones in tiles (S²)."""
+    """Logistic regression on frozen features of the image at several scales, the larger ones in tiles (S²)."""
 
     scales: tuple[int, ...] = (1, 2)
-    """How many tiles a side has at each scale. Pictures are enlarged to what that takes, as in the paper."""
+    """Tiles per side at each scale; images are enlarged accordingly, as in the paper."""
     size: int | None = None
-    """Side of the pictures that all scales are made from, in pixels; more than the backbone expects keeps more detail
-    in the larger scales. Tiles are of what it expects, or of --size where that is less."""
+    """Image side in pixels from which all scales are made; above the backbone's own side the larger scales gain detail.
+    Tiles have the backbone's own side, or --size if that is smaller."""
 
     method: ClassVar[str] = "s2"
 
 
 @dataclass(frozen=True)
 class Dfr(Probe):
-    """Logistic regression on frozen features, fitted to groups of equal size (DFR). It uses group labels."""
+    """Logistic regression on frozen features, fitted to group-balanced subsets (DFR). Uses group labels."""
 
-    kind: Literal["val", "train"] = "val"
-    """What is fitted: the validation data, half of which choose before all are fitted; or four fifths of the training
-    data, for which the last fifth choose. The other split is not used."""
+    fit_on: Literal["val", "train"] = "val"
+    """Split that is fitted: val (half of it tunes first, then all is fitted) or train (four fifths are fitted, the last
+    fifth tunes). The other split is not used."""
     select: Literal["worst-group", "worst-class", "balanced", "accuracy", "auc"] = "worst-group"
-    """What C and class weights are chosen by."""
+    """Metric for tuning C and the class weights."""
     refits: int = 20
-    """How many subsets with groups of equal size are drawn, and the fits to them averaged."""
-    weigh_classes: bool = True
-    """With two classes, also choose how much more one of them counts, up to 1,000 times."""
-    floor: int = 1
-    """Leave out groups of fewer pictures: all others are cut to the size of the smallest."""
+    """Number of group-balanced subsets whose fits are averaged."""
+    tune_class_weights: bool = True
+    """With two classes, also tune the class weights, up to a ratio of 1,000."""
+    min_group_size: int = 1
+    """Leave out groups with fewer images; all other groups are subsampled to the size of the smallest."""
 
-    plain: ClassVar[bool] = False  # no flag: features are always standardised  # ty: ignore[incompatible-attribute-override]
+    untuned: ClassVar[bool] = False  # no flag: always standardised and tuned  # ty: ignore[incompatible-attribute-override]
     method: ClassVar[str] = "dfr"
     needs_groups: ClassVar[bool] = True
 
     @property
     def selects(self) -> str | None:
-        return f"{self.select} (DFR-{self.kind.capitalize()}: fitted and chosen with group labels)"
+        return f"{self.select} (DFR-{self.fit_on.capitalize()}: fitted and chosen with group labels)"
 
     @property
     def uses(self) -> tuple[str, ...]:
-        return (self.kind,)
+        return (self.fit_on,)
 
     @property
     def one_in(self) -> int:
-        """How many pictures come to one that chooses."""
-        return {"val": 2, "train": 5}[self.kind]
+        """One image in this many tunes; the others are fitted."""
+        return {"val": 2, "train": 5}[self.fit_on]
 
     @property
     def chooses_on(self) -> str:
-        return {"val": "half of val", "train": "a fifth of train"}[self.kind]
+        return {"val": "half of val", "train": "a fifth of train"}[self.fit_on]
 
 
 @dataclass(frozen=True)
 class CentreCrop(Probe):
-    """Logistic regression on the centre of every picture alone: what A² must beat."""
+    """Logistic regression on the centre crop of every image: a baseline of A²."""
 
-    crop: tuple[str, ...] = ("4/7",)
-    """Side of the crop: a share of the picture's (0.5, 2/7) or pixels (64). Of several, validation data choose."""
+    crop_size: tuple[str, ...] = ("4/7",)
+    """Crop side, as a fraction of the image's (0.5, 2/7) or in pixels (64). Of several, validation data select."""
     size: int | None = None
-    """Side of the pictures that crops are cut from, in pixels; more than the backbone expects keeps more detail.
-    Crops are brought to what it expects, or to --size where that is less."""
+    """Image side in pixels from which crops are cut; above the backbone's own side they gain detail. Crops are resized
+    to the backbone's own side, or to --size if that is smaller."""
 
     method: ClassVar[str] = "centre-crop"
 
     @property
     def selects(self) -> str | None:
-        return None if self.plain and self.choices == 1 else self.select
+        return None if self.untuned and self.choices == 1 else self.select
 
     @property
     def choices(self) -> int:
-        """How many the validation data choose from."""
-        return len(self.crop)
+        """The number of alternatives among which validation data select."""
+        return len(self.crop_size)
 
 
 @dataclass(frozen=True)
 class RandomCrop(CentreCrop):
-    """Logistic regression on crops from anywhere, always the same of the same picture: what A² must beat."""
+    """Logistic regression on random crops, fixed for each image: a baseline of A²."""
 
-    crop: tuple[str, ...] = ("2/7",)
-    """Sides of the crops: a share of the picture's (0.5, 2/7) or pixels (64), or several (64+32). Of several such
-    plans, validation data choose."""
-    crops: tuple[int, ...] = ()
-    """How many crops, without overlap; the last side named goes for all further ones. Of several numbers, validation
-    data choose. Default: as many as there are sides."""
+    crop_size: tuple[str, ...] = ("2/7",)
+    """Crop sides, as fractions of the image's (0.5, 2/7), in pixels (64), or one per crop (64+32). Of several such
+    plans, validation data select."""
+    crop_count: tuple[int, ...] = ()
+    """Number of crops, without overlap; further crops take the last side given. Of several numbers, validation data
+    select. Default: one crop per side."""
 
     method: ClassVar[str] = "random-crop"
 
     @property
     def choices(self) -> int:
-        return len(self.crop) * max(1, len(self.crops))
+        return len(self.crop_size) * max(1, len(self.crop_count))
 
 
 @dataclass(frozen=True)
 class A2(RandomCrop):
     """Logistic regression on the crops that a second, usually small, backbone attends to most (A²): blind to the rest.
 
-    --backbone says what it is, --where says where to look."""
+    --backbone classifies the crops, --where selects them."""
 
     where: str | None = None
-    """The backbone whose attention chooses the crops. Default: the same."""
+    """Backbone whose attention selects the crops. Default: that of --backbone."""
     layer: tuple[int, ...] = (-1,)
-    """The block to take it from: 0 is the first, -1 the last. Of several, validation data choose."""
+    """Block whose attention is used: 0 is the first, -1 the last. Of several, validation data select."""
     heads: tuple[str, ...] = ("mean",)
-    """How its heads are joined: mean, entropy (sharp heads weigh more), lowest (the sharpest quarter), max, or the
-    number of a single head (from 0). Of several, validation data choose."""
+    """Aggregation of the attention heads: mean, entropy (sharp heads weigh more), lowest (the sharpest quarter), max,
+    or the number of a single head (from 0). Of several, validation data select."""
 
     method: ClassVar[str] = "a2"
 
@@ -158,34 +158,34 @@ class A2(RandomCrop):
 
 @dataclass(frozen=True)
 class A2Dfr(Dfr, A2):
-    """A², fitted to groups of equal size (DFR): blind to everything but its crops. It uses group labels."""
+    """A² with a head fitted to group-balanced subsets (DFR): blind outside its crops. Uses group labels."""
 
     method: ClassVar[str] = "a2-dfr"
 
 
 @dataclass(frozen=True)
 class Shaping:
-    """How much each of the losses that shape the parts counts; 0 leaves it out. The defaults are the papers'."""
+    """Weights of the losses that shape the part maps; 0 disables one. Defaults are the papers'."""
 
     total_variation: float = 1.0
-    """Few borders between parts."""
+    """Total variation: short boundaries between parts."""
     entropy: float = 1.0
-    """Every patch is surely of one part."""
+    """Entropy: every patch belongs clearly to one part."""
     equivariance: float = 1.0
-    """Parts move with the picture."""
+    """Equivariance: part maps move with the image."""
     orthogonality: float = 1.0
-    """The embeddings of parts are unlike each other."""
+    """Orthogonality: part embeddings differ from each other."""
     presence: float = 1.0
-    """Every part is somewhere in the batch."""
+    """Presence: every part occurs somewhere in the batch."""
     background: float = 2.0
-    """Every picture has background, towards its corners."""
+    """Background presence: every image has background, towards its border."""
     concentration: float = 0.0
-    """Parts are compact (PDiscoNet)."""
-    orthogonal: Literal["parts", "channels"] | None = None
-    """What is made unlike each other. Default: parts; the published code takes channels, by mistake."""
-    total_variation_at: int | None = None
-    """Patches per side at which total variation has its weight; on a coarser grid the same parts have more border for
-    their size, so it counts for less. Default: 37, the papers' grid; 0, the published code's: the same on all."""
+    """Concentration: compact parts (PDiscoNet)."""
+    orthogonality_over: Literal["parts", "channels"] | None = None
+    """Axis of the orthogonality loss. Default: parts; the published code uses channels, by mistake."""
+    total_variation_grid: int | None = None
+    """Patches per side at which total variation has its full weight; coarser grids get proportionally less. Default:
+    37, the papers' grid; 0: the same weight on every grid, as in the published code."""
 
     @classmethod
     def none(cls) -> Shaping:
@@ -194,36 +194,38 @@ class Shaping:
 
 @dataclass(frozen=True)
 class Pdiscoformer(Loop):
-    """Discover parts and answer from them; it sees everything (PDiscoFormer)."""
+    """Discover parts and classify by pooling them (PDiscoFormer): not blind, it sees the whole image."""
 
     epochs: int = 30
+    """Number of passes over the training data."""
     lr: float = 3e-5
-    """Of the backbone, at a batch of 128; it grows with the square root of the batch and falls by a cosine."""
-    head_lr: float = 1000.0
-    """Times that for heads and the modulation of parts."""
-    prototype_lr: float = 100.0
-    """Times that for the prototypes of the parts."""
+    """Backbone learning rate at batch size 128; scaled by √(batch/128), with cosine decay over the epochs."""
+    head_lr_factor: float = 1000.0
+    """Learning rate of the heads and the part modulation, as a multiple of --lr."""
+    prototype_lr_factor: float = 100.0
+    """Learning rate of the part prototypes, as a multiple of --lr."""
     parts: int = 4
     """K, the number of parts besides the background."""
     part_dropout: float = 0.3
-    """How often a part is left out in training."""
+    """Probability of dropping a part in training."""
     shaping: Shaping = field(default_factory=Shaping)
     classify_parts: float = 1.0
-    """How much the answer of the parts themselves counts in training."""
-    tune_selector: Literal["nothing", "tokens", "all"] = "tokens"
-    """What is trained of the ViT that discovers parts: its tokens and positions, as in the papers, all of it, or
-    nothing, which is quickest."""
-    look_size: int | None = None
-    """Side of the pictures in which parts are discovered, in pixels: more makes finer parts. Default: as --size; iFAM
-    with pixels takes twice that where it has fewer than 28 patches."""
+    """Weight of the classification loss of the part embeddings (stage 1)."""
+    tune_selector: Literal["none", "tokens", "all"] = "tokens"
+    """Trained weights of the part selector's ViT: its tokens and positions (as in the papers), all, or none
+    (fastest)."""
+    selector_size: int | None = None
+    """Image side in pixels for the part selector; larger gives finer parts. Default: --size; for iFAM with --sight pixels
+    twice that if --size gives fewer than 14 patches per side (28 with --selector learned)."""
     registers: bool = True
     """Use the backbone's register tokens."""
     preset: Literal["papers", "published"] = "papers"
-    """Where papers and published code contradict each other: as the papers say, or exactly as the code does."""
+    """Where the papers and the published code differ: follow the papers, or reproduce the code."""
     share_noise: bool | None = None
-    """One draw of noise for maps and mask. Default: the preset's (published code draws twice)."""
+    """Share one Gumbel noise draw between part maps and mask. Default: the preset's (the published code draws
+    twice)."""
     eval_noise: bool | None = None
-    """Noise also in evaluation. Default: the preset's (published code leaves it on)."""
+    """Gumbel noise in evaluation, too. Default: the preset's (the published code leaves it on)."""
 
     method: ClassVar[str] = "pdiscoformer"
 
@@ -231,51 +233,72 @@ class Pdiscoformer(Loop):
     def hides_pixels(self) -> bool:
         return False
 
+    @property
+    def clusters(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True)
 class Ifam(Pdiscoformer):
-    """Discover parts, then answer from their pixels, or patches, alone: blind to everything else (iFAM)."""
+    """Discover parts, then classify from their pixels or patches alone: blind to everything else (iFAM)."""
 
-    parts: int = 1
-    """K, the number of parts besides the background. One finds things whole; several can be looked at, and left out,
-    one by one."""
+    parts: int = 4
+    """K, the number of parts besides the background, which can be inspected, named and removed one by one. With
+    --selector clusters the foreground does not depend on it."""
     where: str | None = None
-    """Another backbone to discover the parts with, with pixels. Default: the same."""
+    """With --sight pixels: another backbone for the part selector. Default: that of --backbone."""
     batch: int = 64
-    average: float | None = 0.999
-    """Decay of an exponential moving average of the weights, which is what is kept; None: the weights themselves."""
-    balance: Literal["none", "classes", "groups", "loss"] = "loss"
-    """Let the loss allow for how common each class is, so that the answer does not (logit adjustment); or draw every
-    class, or every group, equally often."""
+    """Batch size, summed over all processes."""
+    ema: float | None = 0.999
+    """Decay of the exponential moving average (EMA) of the weights; None: no EMA."""
+    balance: Balance = "logit-adjustment"
+    """Draw classes or groups equally often, or logit adjustment with the training class priors."""
+    selector: Literal["clusters", "learned"] | None = None
+    """How stage 1 finds the object: by clustering patch tokens before training (frozen; needs objects that seldom touch
+    the image border), or by learned prototypes and shaping losses as in the papers. Default: clusters with --sight
+    pixels; learned with patches, --preset published or --mask-gradient."""
     sight: Literal["patches", "pixels"] | None = None
-    """What is hidden: whole patches, or also the pixels around the parts in kept patches. Default: pixels; the
-    published code, and --soft, hide patches."""
-    guide: int = 16
-    """With pixels: how far the picture's edges pull at the border of parts, in pixels; 0: not at all."""
-    sure: float = 0.5
-    """With pixels: keep those whose share of the parts is at least that; more keeps only what is surely inside."""
+    """What is hidden: whole patches, or also background pixels inside kept patches. Default: pixels; patches with
+    --preset published or --soft-mask."""
+    guide_radius: int | None = None
+    """With --sight pixels: radius in pixels of the guided filter that aligns the mask with image edges; 0: no filter.
+    Default: 1/14 of the image side."""
+    pixel_threshold: float = 0.5
+    """With --sight pixels: foreground-probability threshold of the pixel mask."""
     zoom: bool | None = None
-    """Answer from the window around the sight, enlarged. Default: with pixels."""
-    look_again: bool | None = None
-    """With pixels, the default: discover parts once more in the window around the first sight, enlarged."""
+    """Classify the enlarged window around the sight. Default: with --sight pixels."""
+    refine: bool | None = None
+    """With --sight pixels: discover parts a second time in the enlarged window around the first sight. Default: with
+    --selector learned."""
     mask_gradient: bool | None = None
-    """The answer teaches where to look, straight through the mask. Default: with patches, as in the papers (the
-    published code does not), and not with pixels."""
-    soft: bool = False
-    """Ablation: weigh patches instead of hiding them, which is not blind."""
+    """Straight-through gradient from stage 2 to the part selector. Default: with --sight patches, as in the papers (the
+    published code has none); not with pixels."""
+    soft_mask: bool = False
+    """Ablation: weight patches by foreground probability instead of hiding them. Not blind."""
     freeze_predictor: bool = False
-    """Train only the head of the ViT that answers."""
+    """Train only the head of the stage 2 ViT."""
     mask_dropout: float | None = None
-    """How often a part is hidden from the ViT that answers, in training (with one part, so often it sees nothing).
-    Default: as --part-dropout."""
+    """Probability of hiding a part from stage 2 in training (with one part: of an empty sight). Default:
+    --part-dropout."""
 
     method: ClassVar[str] = "ifam"
 
     @property
     def hides_pixels(self) -> bool:
-        """Whether single pixels are hidden, or only whole patches."""
-        usual = "patches" if self.preset == "published" or self.soft else "pixels"
-        return (self.sight or usual) == "pixels"
+        """Whether single pixels are hidden, not only whole patches."""
+        default = "patches" if self.preset == "published" or self.soft_mask else "pixels"
+        return (self.sight or default) == "pixels"
+
+    @property
+    def clusters(self) -> bool:
+        """Whether stage 1 is found by clustering, not learned."""
+        learned = not self.hides_pixels or self.preset == "published" or bool(self.mask_gradient)
+        return (self.selector or ("learned" if learned else "clusters")) == "clusters"
+
+    @property
+    def refines(self) -> bool:
+        """Whether stage 1 looks a second time."""
+        return self.hides_pixels and (not self.clusters if self.refine is None else self.refine)
 
     @property
     def zooms(self) -> bool:
@@ -284,71 +307,71 @@ class Ifam(Pdiscoformer):
 
 @dataclass(frozen=True)
 class EarlyMask(Loop):
-    """Answer from what given masks show, and nothing else."""
+    """Classify from what given masks show: blind to everything else."""
 
     masks: str = "data"
-    """The data's own masks, a folder of masks with the pictures' paths, or masks made here once:
-    found:BACKBONE, tokencut:BACKBONE (unsupervised), u2net:FILE.onnx (supervised)."""
+    """Masks: those of the data, a folder of masks under the images' paths, or found:BACKBONE, tokencut:BACKBONE
+    (unsupervised), u2net:FILE.onnx (supervised), computed once."""
     sight: Literal["patches", "pixels"] = "patches"
-    """What is hidden: whole patches, or also the pixels outside the mask within kept patches."""
-    at_least: float | None = None
-    """A patch is kept when so much of it is inside the mask. Default: 0.5; with --sight pixels 0.1."""
+    """What is hidden: whole patches, or also pixels outside the mask inside kept patches."""
+    patch_threshold: float | None = None
+    """Keep a patch if at least this fraction of it lies inside the mask. Default: 0.5; with --sight pixels 0.1."""
     zoom: bool = False
-    """Look at the window around what the mask shows, brought to the full size."""
+    """Classify the enlarged window around the mask."""
     fill: Fill = "mean"
-    """What hidden pixels look like inside kept patches, with --sight pixels or --zoom: the backbone's mean colour, black,
-    white, grey, or noise, always the same."""
-    frozen: bool = False
-    """Train the head only."""
+    """With --sight pixels or --zoom, what replaces hidden pixels in kept patches: the backbone's mean colour, black,
+    white, grey or fixed noise."""
+    freeze_backbone: bool = False
+    """Train only the classification head."""
 
     method: ClassVar[str] = "early-mask"
 
 
 @dataclass(frozen=True)
 class LateMask(EarlyMask):
-    """See everything, and average only what given masks show: not blind, and the rival of early masking."""
+    """See the whole image, then pool only the patches inside given masks: not blind, the rival of early masking."""
 
     method: ClassVar[str] = "late-mask"
 
 
 @dataclass(frozen=True)
 class A2Adapter(Probe):
-    """A² for what attention ignores: about 3,000 parameters learn to look where a logistic regression can answer from.
+    """A² with a small adapter (about 3,000 parameters) that learns which candidate crops a probe classifies best.
 
-    --backbone says what it is, --where says where to look. Crops are chosen among candidates, the same in all pictures.
-    """
+    --backbone classifies the crops, --where selects them; the candidates are the same in all images."""
 
     where: str | None = None
-    """The backbone whose attention is adapted. Default: the same."""
+    """Backbone whose attention is adapted. Default: that of --backbone."""
     layer: int = -1
-    """The block to take it from: 0 is the first, -1 the last."""
+    """Block whose attention is used: 0 is the first, -1 the last."""
     heads: str = "mean"
-    """How its heads are joined: mean, entropy, lowest, max, or the number of a single head (from 0)."""
+    """Aggregation of the attention heads: mean, entropy, lowest, max, or the number of a single head (from 0)."""
     adapter: Literal["tokens", "map"] = "tokens"
-    """What the adapter sees: the token of each patch, or the map as a whole."""
+    """Input of the adapter: the token of each patch, or the whole attention map."""
     candidates: tuple[str, ...] = ("1/7", "2/7")
-    """Sides of the crops to choose among: shares of the picture's, or pixels; as many as fit without overlap (49 + 9),
-    or so many side by side: 1/7x3 2/7x7 is what the paper prints."""
-    crops: int = 1
-    """How many of them to look at."""
+    """Sides of the candidate crops, as fractions of the image's or in pixels; as many as fit without overlap (49 + 9),
+    or N side by side: 1/7x3 2/7x7 is the paper's."""
+    crop_count: int = 1
+    """Number of crops selected."""
     size: int | None = None
-    """Side of the pictures that crops are cut from, in pixels; more than the backbone expects keeps more detail."""
-    pictures: int = 8192
-    """At most so many training pictures teach the adapter; logistic regression has all of them."""
+    """Image side in pixels from which crops are cut; above the backbone's own side they gain detail."""
+    train_images: int = 8192
+    """Maximum number of training images for the adapter; logistic regression uses all of them."""
     steps: int = 1000
-    """Of Adam. 0 leaves the attention as it is: the baseline, with the same candidates."""
+    """Adam steps; 0 leaves the attention as it is: the baseline with the same candidates."""
     lr: float = 1e-3
+    """Adam learning rate."""
     support: int = 256
-    """Pictures that logistic regression is fitted on in each step."""
+    """Images per step on which logistic regression is fitted."""
     query: int = 256
-    """Others, that it is then asked about."""
+    """Further images per step on which its loss is measured."""
     noise: float = 0.05
-    """Added to scores from 0 to 1 while choosing, at first; it falls to 0."""
-    draws: int = 500
-    """Of that noise, for each picture."""
+    """Initial standard deviation of the noise in the perturbed top-k, relative to scores in [0, 1]; decays to 0."""
+    noise_samples: int = 500
+    """Noise samples per image."""
     fit_steps: int = 10
-    """Of gradient descent, from zero, in each fit."""
-    fit_rate: float = 1.0
-    """Their length, as a multiple of the longest that never overshoots."""
+    """Gradient-descent steps of each logistic regression fit."""
+    fit_lr: float = 1.0
+    """Step size of these fits, as a multiple of the largest one that is guaranteed not to diverge."""
 
     method: ClassVar[str] = "a2-adapter"

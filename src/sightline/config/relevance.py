@@ -1,125 +1,129 @@
-"""What methods are told that go on with a trained classifier and correct what it relies on."""
+"""Settings of methods that fine-tune a trained classifier to correct what it relies on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
-
-from tyro.conf import arg
+from typing import ClassVar, Literal
 
 from .training import Loop
 
 
 @dataclass(frozen=True)
 class Tuned(Loop):
-    """What every one of them is told."""
+    """Settings that all of them share."""
 
-    start: Annotated[str | None, arg(name="from")] = None
-    """The run of the classifier to go on with (erm, probe, dfr, or one of these); {seed} in it stands for --seed.
-    Default: the head that --backbone's own weights have."""
+    init_from: str | None = None
+    """Run of the classifier to fine-tune (erm, probe, dfr or one of these methods); {seed} in it is replaced by --seed.
+    Default: the classification head in the weights of --backbone."""
     backbone: str = ""
-    """Instead of --from: weights that come with a head for the classes of these data, such as ImageNet's."""
-    head_lr: float = 1.0
-    """Times the learning rate, for the head, which is trained already."""
+    """Instead of --init-from: weights with a classification head for the classes of these data, such as ImageNet's."""
+    head_lr_factor: float = 1.0
+    """Learning rate of the head, as a multiple of --lr."""
 
     @property
     def folder(self) -> Path:
-        begun = Path(self.started_from).name if self.start else Path(self.backbone).stem.replace(":", "-")
-        return self.out or Path("runs") / f"{self.data.stem}-{self.method}-{begun}-{self.seed}"
+        origin = Path(self.started_from).name if self.init_from else Path(self.backbone).stem.replace(":", "-")
+        return self.out or Path("runs") / f"{self.data.stem}-{self.method}-{origin}-{self.seed}"
 
     @property
     def started_from(self) -> str:
-        return (self.start or "").replace("{seed}", str(self.seed))
+        return (self.init_from or "").replace("{seed}", str(self.seed))
 
 
 @dataclass(frozen=True)
 class Pointed(Tuned):
-    """What those are told that learn from masks; their runs need none."""
+    """Settings of those that use masks in training; at inference they need none."""
 
     masks: str = "data"
-    """The data's own masks, as many as there are; a folder of masks with the pictures' paths; or masks made here once:
-    tokencut:BACKBONE, found:BACKBONE (no person drew any), u2net:FILE.onnx (supervised)."""
-    bright: Literal["thing", "background"] = "thing"
-    """What is bright in the masks."""
-    per_class: int | None = None
-    """Learn from so many pictures of each class, drawn by --seed. Default: all that have a mask."""
-    classes: int | None = None
-    """Learn from so many classes, drawn by --seed; the others are only kept. Default: all."""
+    """Object masks: those of the data (as many as there are), a folder of masks under the images' paths, or
+    tokencut:BACKBONE, found:BACKBONE (unsupervised), u2net:FILE.onnx (supervised), computed once."""
+    mask_marks: Literal["object", "background"] = "object"
+    """What bright mask pixels mark."""
+    masks_per_class: int | None = None
+    """Images with masks per class, drawn with --seed. Default: all that have a mask."""
+    mask_classes: int | None = None
+    """Number of classes whose masks are used, drawn with --seed. Default: all."""
 
 
 @dataclass(frozen=True)
 class Robustvit(Pointed):
-    """Correct a trained classifier with a few masks: its relevance is to lie on the thing (RobustViT)."""
+    """Fine-tune a classifier with a few masks so that its relevance maps lie on the object (RobustViT)."""
 
     relevance: Literal["gae", "rollout", "attention"] = "gae"
-    """What is meant by relevance; the last two are the paper's ablations."""
-    second_order: bool = False
-    """Let the gradient also flow through the gradients in GAE; they are constants as published."""
-    background: float = 2.0
-    """How much relevance outside the mask counts; 0 leaves it out."""
-    foreground: float = 0.3
-    """How much missing relevance inside the mask counts; 0 leaves it out."""
-    explaining: float = 0.8
-    """How much both together count."""
-    answering: float = 0.2
-    """How much the answer counts; 0 leaves it out."""
-    answer: Literal["confidence", "label"] = "confidence"
-    """What the answer is held to: the model's own at the moment, as published, or the true label."""
+    """Relevance map; rollout and attention are the paper's ablations."""
+    double_backward: bool = False
+    """Also differentiate through the gradients inside GAE; the published code treats them as constants."""
+    background_weight: float = 2.0
+    """Weight of the relevance outside the mask."""
+    foreground_weight: float = 0.3
+    """Weight of the missing relevance inside the mask."""
+    relevance_weight: float = 0.8
+    """Weight of the two relevance losses together."""
+    classification_weight: float = 0.2
+    """Weight of the classification loss."""
+    classification_target: Literal["prediction", "label"] = "prediction"
+    """Target of the classification loss: the model's current prediction, as published, or the true label."""
     temperature: float | None = None
-    """Logits are divided by it for the confidence. Default: the published one (DeiT-B 0.65, DeiT-S 0.55, others 1)."""
+    """Temperature of the logits in the classification loss. Default: as published (DeiT-B 0.65, DeiT-S 0.55, else
+    1)."""
     select: Literal["relevance", "balanced", "accuracy", "worst-group", "worst-class", "auc"] = "relevance"  # ty: ignore[incompatible-attribute-override]
-    """What the validation data choose by. `relevance` is 1 minus the loss on those that have masks, as published."""
+    """Validation metric for checkpoint selection; `relevance` is 1 minus the loss on validation images with masks."""
     epochs: int = 50
+    """Number of passes over the training data."""
     batch: int = 8
+    """Batch size, summed over all processes."""
     lr: float = 1.2e-5
-    """At a batch of 128, so 3e-6 at 8, as published for ViT-B; it falls by a cosine."""
+    """Learning rate at batch size 128, so 3e-6 at 8, as published for ViT-B; with cosine decay."""
     weight_decay: float = 0.01
-    """Before it is divided by the square root of the number of steps."""
+    """AdamW weight decay; the effective value is this divided by √(total steps)."""
 
     method: ClassVar[str] = "robustvit"
 
 
 @dataclass(frozen=True)
 class Rrr(Pointed):
-    """Go on training on labels, with small input gradients of all classes outside masks (RRR)."""
+    """Fine-tune a classifier with a penalty on the input gradients of all classes outside the masks (RRR)."""
 
-    background: float = 1.0
-    """How much squared gradients of the summed log probabilities count, at background pixels: so many times what they
-    are in the beginning, which differs by many orders between models."""
-    relative: bool = True
-    """Or, with --no-relative, as they are."""
+    background_weight: float = 1.0
+    """Weight of the penalty: squared gradients of the summed log probabilities at background pixels."""
+    normalize_penalty: bool = True
+    """Divide the penalty by its initial value, which differs between models by orders of magnitude."""
     double_backward: bool = True
-    """Let the penalty teach: without it, as in the published code, it has no gradient at all."""
+    """Differentiate through the input gradients; without, as in the published code, the penalty has no gradient."""
     epochs: int = 10
+    """Number of passes over the training data."""
     batch: int = 32
+    """Batch size, summed over all processes."""
     lr: float = 1e-5
+    """Learning rate at batch size 128, with cosine decay."""
 
     method: ClassVar[str] = "rrr"
 
 
 @dataclass(frozen=True)
 class Gradmask(Rrr):
-    """Go on training on labels, with small input gradients of the true class outside masks (GradMask)."""
+    """Fine-tune a classifier with a penalty on the input gradient of the true class outside the masks (GradMask)."""
 
-    background: float = 1.0
-    """How much the gradient of the class score counts, at background pixels: so many times what it is in the
-    beginning."""
+    background_weight: float = 1.0
+    """Weight of the penalty: the gradient of the class score at background pixels."""
     penalty: Literal["norm", "squares"] = "norm"
-    """Its length, as in the paper, or the mean of its squares, as in RobustViT's code."""
+    """L2 norm of the gradient, as in the paper, or mean of its squares, as in RobustViT's code."""
 
     method: ClassVar[str] = "gradmask"
 
 
 @dataclass(frozen=True)
 class Masktune(Tuned):
-    """Hide what a trained classifier finds most relevant, and train it a little further (MaskTune). Needs no masks."""
+    """Fine-tune a classifier on images with its most relevant pixels hidden (MaskTune). Needs no masks."""
 
     relevance: Literal["gae", "rollout", "attention", "gradient"] = "gae"
-    """How the relevant pixels are found."""
+    """Relevance map that decides what is hidden."""
     deviations: float = 2.0
-    """Hide pixels whose relevance is so many standard deviations above the mean."""
+    """Hide pixels whose relevance exceeds the mean by this many standard deviations."""
     epochs: int = 1
+    """Number of passes over the training data."""
     lr: float = 1e-5
+    """Learning rate at batch size 128, with cosine decay."""
 
     method: ClassVar[str] = "masktune"

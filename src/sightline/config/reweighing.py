@@ -1,4 +1,4 @@
-"""What methods are told that let some pictures count more than others."""
+"""Settings of methods that weight training images by group or by loss."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from .methods import Erm
+from .training import Balance
 
 
 @dataclass(frozen=True)
 class Groupdro(Erm):
-    """Fine-tune on whole pictures; groups that are answered badly count more and more (GroupDRO). It uses group
-    labels."""
+    """Fine-tune with group weights that follow the group losses (GroupDRO). Uses group labels."""
 
     step_size: float = 0.01
-    """How fast what groups count follows their losses."""
-    adjust: float = 0.0
-    """Added to a group's loss, divided by the root of its size, so that small groups count more; published: 0 to 5."""
-    balance: Literal["none", "classes", "groups", "loss"] = "groups"
-    """Draw every class, or every group, equally often; or, `loss`: as they come, but let the loss allow for how common
-    each class is."""
+    """Step size of the exponentiated-gradient update of the group weights."""
+    adjustment: float = 0.0
+    """Generalisation adjustment C: C / √(group size) is added to each group loss; published values: 0 to 5."""
+    balance: Balance = "groups"
+    """Draw classes or groups equally often, or logit adjustment with the training class priors."""
     select: Literal["worst-group", "worst-class", "balanced", "accuracy", "auc"] = "worst-group"
-    """What the validation data choose by."""
+    """Validation metric for checkpoint selection."""
 
     method: ClassVar[str] = "groupdro"
     needs_groups: ClassVar[bool] = True
@@ -34,10 +33,10 @@ class Groupdro(Erm):
 
 @dataclass(frozen=True)
 class Cvar(Erm):
-    """Fine-tune on whole pictures; only the worst answered ones of each batch count (CVaR-DRO)."""
+    """Fine-tune on the highest losses of each batch (CVaR-DRO)."""
 
-    worst: float = 0.2
-    """Their share."""
+    worst_fraction: float = 0.2
+    """Fraction of each batch, by highest loss, that the loss averages over."""
 
     method: ClassVar[str] = "cvar"
     weighs_batches: ClassVar[bool] = True
@@ -45,12 +44,12 @@ class Cvar(Erm):
 
 @dataclass(frozen=True)
 class Lff(Erm):
-    """Fine-tune on whole pictures, most on those that a second backbone, which learns what is easy, fails at (LfF)."""
+    """Fine-tune with weights from a second, deliberately biased model: learning from failure (LfF)."""
 
-    easy: float = 0.7
-    """How much the second one prefers what it is sure of; near 0 it learns like any other."""
-    memory: float = 0.7
-    """How much of a picture's loss is what it was before."""
+    gce_q: float = 0.7
+    """q of the generalised cross-entropy that biases the second model; towards 0 it becomes cross-entropy."""
+    loss_ema: float = 0.7
+    """Decay of the moving average of each image's loss."""
 
     method: ClassVar[str] = "lff"
     weighs_batches: ClassVar[bool] = True
@@ -58,13 +57,12 @@ class Lff(Erm):
 
 @dataclass(frozen=True)
 class Jtt(Erm):
-    """Fine-tune twice: the second time, pictures that the first failed at come more often (JTT). The first is in
-    RUN/first."""
+    """Fine-tune twice, upweighting the errors of the first model in the second (JTT). The first is in RUN/first."""
 
-    first: int = 1
-    """Epochs of the first training: few, so that it learns what is easy."""
-    more: int = 50
-    """How many times more often. Published: 100 for Waterbirds, 50 for CelebA; like --first, chosen by validation
-    groups."""
+    first_epochs: int = 1
+    """Epochs of the first model; few, so that it learns the shortcut."""
+    upweight: int = 50
+    """Extra copies of each misclassified training image. Published: 100 (Waterbirds), 50 (CelebA), tuned with
+    validation groups."""
 
     method: ClassVar[str] = "jtt"

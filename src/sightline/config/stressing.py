@@ -1,4 +1,4 @@
-"""What tests of explanations are told, and measuring on many published test sets at once."""
+"""Settings of tests of explanations, and of evaluation on suites of published test sets."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ from .measuring import Evaluate
 
 @dataclass(frozen=True)
 class Stress(Evaluate):
-    """Test a trained model's explanations: whether its maps are faithful, what 'sufficient' pixels are worth, what its
-    features know, and how well relevance outlines the thing."""
+    """Test a model's explanations: faithfulness of its maps, sufficient subsets, k-NN of its features, and masks."""
 
     maps: tuple[str, ...] = ("gae", "rollout", "attention", "gradient", "sight")
-    """Of relevance, gae, rollout, attention or gradient; the model's sight; or a map of its own. A random one is always
-    beside them."""
+    """Maps to test: relevance (gae, rollout, attention, gradient), the sight, or a map of the method itself. A random
+    map is always added for comparison."""
     tests: tuple[Literal["curves", "subsets", "neighbours", "masks"], ...] = (
         "curves",
         "subsets",
         "neighbours",
         "masks",
     )
+    """Tests: perturbation curves, sufficient subsets, k-NN accuracy of the features, overlap with object masks."""
     masks: str | None = None
-    """In place of the data's own masks: a folder of masks with the pictures' paths; or masks made here once:
-    tokencut:BACKBONE, found:BACKBONE (no person drew any), u2net:FILE.onnx (supervised). What they are is said."""
+    """Masks in place of those of the data: a folder of masks under the images' paths, or tokencut:BACKBONE,
+    found:BACKBONE (unsupervised), u2net:FILE.onnx (supervised), computed once; the report names the source."""
     limit: int = 200
-    """Pictures, drawn by --seed; 0 takes all."""
-    subsets: int = 8
-    """Pictures of these that sufficient pixels are sought in, which takes long."""
-    labels: int = 3
-    """Labels drawn for each of them, none being its own answer."""
+    """Maximum number of images, drawn with --seed; 0: all."""
+    subset_images: int = 8
+    """Number of these images in which sufficient subsets are searched, which is slow."""
+    labels_per_image: int = 3
+    """Random labels per image in the search for sufficient subsets, other than the predicted one."""
     confidence: float = 0.9
-    """How sure the model has to be of a label for pixels to be sufficient."""
-    steps: int = 50
-    """In how many steps a picture's pixels are taken away; more find smaller subsets."""
+    """Confidence at which a subset counts as sufficient for a label."""
+    subset_steps: int = 50
+    """Steps in which pixels are removed in the search; more steps find smaller subsets."""
     seed: int = 0
-    pictures: bool = True
-    """Draw curves, and some subsets."""
+    """Random seed."""
+    figures: bool = True
+    """Draw the curves and some subsets."""
     out: Path | None = None
-    """Folder for stress/SPLIT.json, .csv and pictures. Default: the run, if these are its own data."""
+    """Folder for stress/SPLIT.json, .csv and figures. Default: the run, if these are its own data."""
 
 
 @dataclass(frozen=True)
 class Suite(Evaluate):
-    """Measure a trained model: every group, with intervals. Or, with --suite, one of ImageNet's classes on published
-    test sets under shift, in one table."""
+    """Evaluate a trained model, overall and per group, with confidence intervals; or on a suite of test sets."""
 
     suite: Literal["imagenet-shift"] | None = None
-    """ImageNet-V2, -A, -R, -Sketch, ObjectNet and SI-Score, as many of them as are there."""
+    """Evaluate an ImageNet model on ImageNet-V2, -A, -R, -Sketch, ObjectNet and SI-Score, as far as they are
+    present."""
     suite_folder: Path | None = None
-    """The folder that holds them, each under the name that it was published with, or that of its layout."""
+    """Folder that holds these test sets, each under its published name or that of its layout."""

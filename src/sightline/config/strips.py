@@ -1,4 +1,4 @@
-"""What pictures of parts are drawn of."""
+"""Settings of strips: images of discovered parts on one page."""
 
 from __future__ import annotations
 
@@ -16,33 +16,37 @@ KINDS: tuple[Kind, ...] = ("parts", "swapped", "occupancy", "left-out")
 
 @dataclass(frozen=True)
 class Strips:
-    """Draw the parts of trained runs, on one page: the same pictures over several runs, the same things on other
-    backgrounds and without doubtful patches, where each part usually is, and what leaving it out does."""
+    """Draw the parts of runs on one page: side by side, on swapped backgrounds, where they lie, and when removed."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN … [DATA]")]
-    """Runs that discover parts, such as one for each number of parts; then, perhaps, other data than they were trained
-    on."""
+    """Runs with discovered parts, such as one per number of parts; optionally followed by other data."""
     kind: Annotated[tuple[Kind, ...], UseAppendAction] = ()
-    """What to draw: --kind parts --kind swapped. Default: all; `left-out` is what `intervene --find` measured."""
+    """What to draw; repeat for several (--kind parts --kind swapped). Default: all; `left-out` shows what
+    `intervene --find` measured."""
     layout: str | None = None
-    """Of published data, perhaps with an option."""
+    """Layout of a published dataset, optionally NAME:VARIANT."""
     split: Literal["train", "val", "test"] = "test"
-    pictures: int = 8
-    """How many are shown, drawn at random from all groups alike."""
+    """Split the images are drawn from."""
+    examples: int = 8
+    """Number of images shown, drawn at random, equally from all groups."""
     quantiles: tuple[float, ...] = (0.99, 0.97)
-    """Leave out patches farther from their part than these shares of the training data's patches."""
+    """Token removal shown: patches farther from their part than these quantiles of the training patches."""
     limit: int = 2000
-    """At most so many training pictures for these distances, and of the split for where parts are."""
+    """Maximum number of training images for these quantiles, and of images of the split for part locations."""
     intervention: bool = True
-    """Apply the intervention that is kept with a run, if any."""
+    """Apply the intervention saved with a run, if any."""
     seed: int = 0
+    """Random seed of the images drawn."""
     batch: int = 64
+    """Images per batch."""
     workers: int = 2
+    """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; `auto` takes the GPU if there is one."""
     cache: Path | None = None
-    """Take decoded pictures from this folder, such as the one of training, and keep them there."""
+    """Folder that caches decoded images, such as the one used in training."""
     out: Path | None = None
-    """Folder for index.html and the pictures. Default: `strips`, in the first run."""
+    """Folder for index.html and the images. Default: `strips`, in the first run."""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -52,7 +56,7 @@ class Strips:
     def runs_and_data(self) -> tuple[tuple[Path, ...], Path | None]:
         *first, last = self.runs or (None,)
         if last is None:
-            raise UserError("no runs: name the folders of some, as in `sightline strips runs/k1 runs/k4 runs/k8`")
+            raise UserError("no runs given: name run folders, as in `sightline strips runs/k1 runs/k4 runs/k8`")
         if first and not (last / "run.json").is_file():
             return tuple(first), last
         return self.runs, None

@@ -1,4 +1,5 @@
-"""What every training is told: each field is a flag and a Python argument."""
+"""Settings that all methods share, and those of methods trained in the loop. Every field is a flag and a Python
+argument."""
 
 from __future__ import annotations
 
@@ -8,82 +9,90 @@ from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
+Balance = Literal["none", "classes", "groups", "logit-adjustment"]
+
 
 @dataclass(frozen=True)
 class Train:
-    """What every method is told."""
+    """Train a classifier; the run folder holds weights, predictions and metrics."""
 
     data: Positional[Path]
-    """A folder of class folders (perhaps under train, val and test), or a CSV file with columns image and label."""
+    """Folder of class folders (optionally under train, val and test), or a CSV file with columns image and label."""
     backbone: str = "dinov2-s14-reg"
-    """A backbone's name, a weights file, or random:NAME for untrained weights (random:nano is tiny)."""
+    """Name of a backbone (`sightline backbones`), a weights file, or random:NAME for random initialisation."""
     out: Path | None = None
-    """The run folder. Default: runs/DATA-METHOD-BACKBONE-SEED."""
+    """Run folder. Default: runs/DATA-METHOD-BACKBONE-SEED."""
     layout: str | None = None
-    """Read a published data set as it was published: waterbirds, cub, imagenet9:mixed_rand, ..."""
+    """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, imagenet9:mixed_rand, ...)."""
     size: int | None = None
-    """Side of the pictures in pixels. Default: what the backbone expects."""
+    """Image side in pixels. Default: the backbone's own."""
     select: Literal["balanced", "accuracy", "worst-group", "worst-class", "auc"] = "balanced"
-    """What the validation data choose by. `balanced` (accuracy averaged over classes) needs no group labels."""
+    """Validation metric for checkpoint and hyperparameter selection; `balanced` is class-balanced accuracy, which needs
+    no group labels."""
     batch: int = 128
-    """Pictures per step, over all processes."""
+    """Batch size, summed over all processes."""
     seed: int = 0
+    """Random seed of initialisation, data order, augmentation and noise."""
     split_seed: int = 0
-    """Of the division into splits, where the data have none; the same for every training seed."""
+    """Seed of the random train/val/test split, if the data define none; independent of --seed."""
     workers: int = 2
-    """Processes that decode pictures."""
+    """Data-loading processes."""
     cache: Path | None = None
-    """Keep decoded pictures and features in this folder, for this run and the next."""
+    """Folder that caches decoded images and features for this run and later ones."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; `auto` takes the GPU if there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    """Floating-point precision; bf16 is mixed precision."""
     deterministic: bool = False
-    """On a GPU: the same bits every time, a little slower. The CPU is so anyway."""
+    """Deterministic GPU kernels: bitwise reproducible, slightly slower. On the CPU training always is."""
     resume: bool = False
-    """Go on with the run in --out where it was interrupted."""
+    """Continue the interrupted run in --out."""
 
     method: ClassVar[str] = ""
     needs_groups: ClassVar[bool] = False
-    weighs_batches: ClassVar[bool] = False  # the pictures of one against each other
+    weighs_batches: ClassVar[bool] = False  # the loss weights of an image depend on the rest of its batch
 
     @property
     def selects(self) -> str | None:
-        """What the validation data really choose by."""
+        """The selection rule that is recorded with the results; None: nothing is selected."""
         return self.select
 
     @property
     def folder(self) -> Path:
-        where = getattr(self, "where", None)  # of a method that may look with another backbone
+        where = getattr(self, "where", None)  # a second backbone, which selects what is seen
         backbones = "-".join(Path(name).stem.replace(":", "-") for name in (where, self.backbone) if name)
         return self.out or Path("runs") / f"{self.data.stem}-{self.method}-{backbones}-{self.seed}"
 
 
 @dataclass(frozen=True)
 class Loop(Train):
-    """What methods that learn step by step are told besides."""
+    """Settings of methods trained by gradient descent in the training loop."""
 
     epochs: int = 20
+    """Number of passes over the training data."""
     lr: float = 5e-5
-    """Of the backbone, at a batch of 128; it grows with the square root of the batch and falls by a cosine."""
-    head_lr: float = 10.0
-    """Times that for new layers."""
+    """Backbone learning rate at batch size 128; scaled by √(batch/128), with cosine decay over the epochs."""
+    head_lr_factor: float = 10.0
+    """Learning rate of new layers, as a multiple of --lr."""
     warmup: float = 0.0
-    """Epochs in which the learning rate rises from 0, step by step."""
+    """Epochs of linear learning-rate warmup."""
     weight_decay: float = 0.05
-    """Before it is divided by the square root of the number of steps."""
-    clip: float = 2.0
-    """Largest norm of the gradient."""
-    accumulate: int = 1
-    """Parts that a batch is computed in, to save memory."""
-    average: float | None = None
-    """Decay of an exponential moving average of the weights, such as 0.999, which then is what is kept."""
+    """AdamW weight decay; the effective value is this divided by √(total steps)."""
+    clip_grad: float = 2.0
+    """Maximum gradient norm; 0 disables clipping."""
+    grad_accum: int = 1
+    """Gradient accumulation: number of micro-batches that a batch is split into, to save memory."""
+    ema: float | None = None
+    """Decay of the exponential moving average (EMA) of the weights, such as 0.999; None: no EMA."""
     augment: Literal["none", "light", "published", "imagenet"] = "light"
-    balance: Literal["none", "classes", "groups", "loss"] = "none"
-    """Draw every class, or every group, equally often; or, `loss`: as they come, but let the loss allow for how common
-    each class is, so that the answer does not (logit adjustment)."""
+    """Augmentation preset: crops and flips (light), that of the published iFAM code, or ImageNet's."""
+    balance: Balance = "none"
+    """Draw classes or groups equally often, or logit adjustment with the training class priors."""
     patience: int | None = None
-    """Stop after so many epochs without a better validation score."""
+    """Early stopping: epochs without a better validation score. Default: train to the end."""
     save_minutes: float = 10.0
-    """Save so often within an epoch, besides after it; short epochs that end within 20 seconds share a save."""
+    """Minutes between checkpoints within an epoch; epochs that end within 20 seconds share a checkpoint."""
     tensorboard: bool = False
+    """Write losses and metrics for TensorBoard to the run folder."""
     compile: bool = False
-    """Compile the ViT's blocks: a minute's wait at the start, then faster on a GPU."""
+    """Compile the ViT blocks (torch.compile): about a minute at the start, then faster on a GPU."""

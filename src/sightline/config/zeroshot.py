@@ -1,4 +1,4 @@
-"""What methods that ask CLIP are told, and what their defaults are."""
+"""Settings of zero-shot methods, which classify with CLIP."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from .training import Train
 
 @dataclass(frozen=True)
 class Prompted:
-    """What CLIP is asked, in words."""
+    """The CLIP model and its prompts."""
 
     clip: str = "openclip-l14"
-    """A CLIP that transformers can read: a folder, a repository on the Hugging Face hub, or one of Sightline's names
-    for those."""
+    """CLIP model that transformers can load: a folder, a Hugging Face repository, or one of Sightline's names."""
     prompts: tuple[str, ...] = ("a photo of a {}",)
-    """What is said of a picture, with {} for the class; of several, the embeddings are averaged."""
-    names: Path | None = None
-    """A JSON file that says what classes are called, where the data do not: {"CLASS": "what it is called"}."""
+    """Prompts with {} for the class name; the embeddings of several are averaged."""
+    class_names: Path | None = None
+    """JSON file with the class names to use in prompts: {"CLASS": "name"}. Default: the names in the data."""
 
-    backbone: ClassVar[str]  # no flag: CLIP's own
+    backbone: ClassVar[str]  # no flag: CLIP's image tower
 
     @property
     def backbone(self) -> str:
@@ -31,7 +30,7 @@ class Prompted:
 
 @dataclass(frozen=True)
 class Zs(Prompted, Train):
-    """Ask CLIP about whole pictures, without any training: what A² with CLIP must beat."""
+    """Zero-shot CLIP on whole images, without training: the baseline of a2-zs and ttr."""
 
     method: ClassVar[str] = "zs"
 
@@ -42,16 +41,15 @@ class Zs(Prompted, Train):
 
 @dataclass(frozen=True)
 class A2Zs(Prompted, A2):
-    """Ask CLIP about the crop that another, usually small, backbone attends to most (A²), without any training: blind
-    to the rest."""
+    """Zero-shot CLIP on the crop that another, usually small, backbone attends to most (A²): blind to the rest."""
 
-    crop: tuple[str, ...] = ("4/7",)
-    """Side of the crop: a share of the picture's (0.5, 2/7) or pixels (64). Of several, validation data choose."""
+    crop_size: tuple[str, ...] = ("4/7",)
+    """Crop side, as a fraction of the image's (0.5, 2/7) or in pixels (64). Of several, validation data select."""
     where: str | None = None
-    """The backbone whose attention chooses the crop. Default: CLIP's own."""
+    """Backbone whose attention selects the crop. Default: CLIP's image tower."""
 
-    crops: ClassVar[tuple[int, ...]] = ()  # no flag: CLIP has one picture  # ty: ignore[incompatible-attribute-override]
-    plain: ClassVar[bool] = True  # no flag: nothing is fitted  # ty: ignore[incompatible-attribute-override]
+    crop_count: ClassVar[tuple[int, ...]] = ()  # no flag: CLIP takes one image  # ty: ignore[incompatible-attribute-override]
+    untuned: ClassVar[bool] = True  # no flag: nothing is fitted  # ty: ignore[incompatible-attribute-override]
     method: ClassVar[str] = "a2-zs"
 
     @property
@@ -61,22 +59,24 @@ class A2Zs(Prompted, A2):
 
 @dataclass(frozen=True)
 class Ttr(Prompted, Train):
-    """Cluster the patches of recent pictures, and ask CLIP about the cluster that holds the subject (TTR), without any
-    training. Pictures are answered in order, in one process: what one shows depends on those before it."""
+    """Zero-shot CLIP on the cluster of patches that holds the subject (TTR), without training.
+
+    Patches of recent images are clustered together, so images are processed in order, in one process."""
 
     prompts: tuple[str, ...] = ("a photo of a {}.",)
-    """What is said of a picture, with {} for the class; of several, the embeddings are averaged."""
-    general: str | None = None
-    """What may be said of all pictures: "a photo of a bird." It finds the subject, and must be given."""
+    """Prompts with {} for the class name; the embeddings of several are averaged."""
+    general_prompt: str | None = None
+    """Required: a prompt that fits all images, such as "a photo of a bird.", which finds the subject."""
     queue: int = 28
-    """How many pictures are clustered together, the one that is asked about last."""
+    """Number of images whose patches are clustered together, the current one last."""
     clusters: int = 3
+    """Number of clusters (k-means)."""
     components: int = 3
-    """Of the patches' tokens that are clustered."""
+    """Principal components of the patch tokens that are clustered."""
     rank: int = 16
-    """Of the randomised singular value decomposition that finds them."""
+    """Rank of the randomised SVD that computes them."""
     sigma: float = 0.72
-    """Of the Gaussian that smooths them along the row of all patches, across pictures."""
+    """Standard deviation, in patches, of the Gaussian that smooths the components."""
 
     method: ClassVar[str] = "ttr"
 

@@ -1,4 +1,4 @@
-"""What commands print: progress bars, notes, counts, errors."""
+"""Terminal output of the commands: progress bars, notes, counts, errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Item = TypeVar("Item")
-THE_TERMINAL = threading.Lock()  # one bar at a time
+TERMINAL_LOCK = threading.Lock()  # one progress bar at a time
 
 
-def counted(count: int, noun: str = "picture") -> str:
+def counted(count: int, noun: str = "image") -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -28,9 +28,9 @@ def print_notes(console: Console, notes: Iterable[str]) -> None:
 
 @contextmanager
 def bar(what: str, total: int) -> Generator[Callable[[int], None] | None]:
-    """A bar to be told how much is done, which says how long the rest will take; None where nobody would see it, or
-    where one is shown already."""
-    if not sys.stderr.isatty() or not THE_TERMINAL.acquire(blocking=False):
+    """A progress bar with the remaining time, as a function that takes the number done; None if standard error is not a
+    terminal, or if another bar is shown already."""
+    if not sys.stderr.isatty() or not TERMINAL_LOCK.acquire(blocking=False):
         yield None
         return
     from rich.console import Console
@@ -41,17 +41,17 @@ def bar(what: str, total: int) -> Generator[Callable[[int], None] | None]:
             task = shown.add_task(what, total=total)
             yield lambda done: shown.update(task, completed=done)
     finally:
-        THE_TERMINAL.release()
+        TERMINAL_LOCK.release()
 
 
-def watched(several: Iterable[Item], total: int, what: str = "looking at pictures") -> Generator[Item]:
-    """The same, one by one, with a bar in the main process."""
+def watched(items: Iterable[Item], total: int, what: str = "processing images") -> Generator[Item]:
+    """The items, with a progress bar in the main process."""
     if not sys.stderr.isatty() or not is_main_process():
-        yield from several
+        yield from items
         return
     with bar(what, total) as tick:
-        for done, each in enumerate(several, start=1):
-            yield each
+        for done, item in enumerate(items, start=1):
+            yield item
             if tick is not None:
                 tick(done)
 

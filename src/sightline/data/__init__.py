@@ -1,1 +1,1 @@
-"""Pictures and what is known about them."""
+"""Datasets: rows, images, the cache, batches, augmentation, checks and near-duplicates."""

@@ -1,6 +1,6 @@
-"""Decoded pictures, kept: one memory-mapped file per choice of rows and canvas, built once.
+"""Cache of decoded images: one memory-mapped file per choice of rows and preprocessing, built once.
 
-The file holds all pictures, then all masks (one bit per pixel), then the sizes of the files they came from.
+The file holds all images, then all masks (one bit per pixel), then the sizes of the original image files.
 """
 
 from __future__ import annotations
@@ -25,71 +25,55 @@ from torch import Tensor
 from ..console.terminal import watched
 from ..errors import UserError
 from .batches import Workers
-from .fingerprints import file_stamps
-from .images import Canvas, decode
+from .fingerprints import file_fingerprints
+from .images import Preprocess, decode
 from .rows import Rows
 
 FORMAT = 2
-CHUNK = 32  # pictures decoded and written at a time
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+CHUNK = 32  # images decoded and written at a time
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What is where in the file, in bytes."""
+class FileLayout:
+    """Sizes and offsets in the file, in bytes."""
 
-    count: int
-    size: tuple[int, int]
-    masks: bool
-
-    @property
-    def picture(self) -> int:
-        return 3 * self.size[0] * self.size[1]
-
-    @property
-    def mask(self) -> int:
-        return -(-self.size[0] * self.size[1] // 8) if self.masks else 0
-
-    @property
-    def masks_from(self) -> int:
-        return self.count * self.picture
-
-    @property
-    def sizes_from(self) -> int:
-        return self.masks_from + self.count * self.mask
-
-    @property
-    def total(self) -> int:
-        return self.sizes_from + self.count * 8
+    def __init__(self, count: int, size: tuple[int, int], masks: bool):
+        pixels = size[0] * size[1]
+        self.count, self.masks = count, masks
+        self.image_bytes = 3 * pixels
+        self.mask_bytes = -(-pixels // 8) if masks else 0
+        self.mask_offset = count * self.image_bytes
+        self.size_offset = self.mask_offset + count * self.mask_bytes
+        self.total = self.size_offset + count * 8
 
 
 @dataclass(frozen=True, eq=False)
 class Cache:
-    """The decoded pictures of the rows `indices`, bit for bit what `decode` gives."""
+    """The decoded images of the rows `indices`, bit for bit what `decode` returns."""
 
     path: Path
-    canvas: Canvas
+    preprocess: Preprocess
     indices: np.ndarray  # int64 [n]: the rows, in the order of the file
     images: Tensor  # uint8 [n, 3, h, w]: memory-mapped, or on a device
     masks: Tensor | None  # uint8 [n, ⌈h·w / 8⌉]: one bit per pixel
-    sizes: np.ndarray  # int32 [n, 2]: width, height of the files
-    built: bool  # just now; otherwise it was there
+    sizes: np.ndarray  # int32 [n, 2]: width, height of the image files
+    built: bool  # by this call; otherwise it existed already
 
     @classmethod
     def open(
-        cls, rows: Rows, canvas: Canvas, folder: Path, indices: np.ndarray, *, workers: int | None = None
+        cls, rows: Rows, preprocess: Preprocess, folder: Path, indices: np.ndarray, *, workers: int | None = None
     ) -> Cache:
-        """Builds the file if there is none for just these pictures; by default with a process per processor."""
+        """Opens the cache of exactly these images, building it if needed; by default with a process per CPU."""
         indices = np.asarray(indices, dtype=np.int64)
-        assert len(indices) > 0, "a cache of nothing"
-        layout = Layout(len(indices), canvas.size, rows.masks is not None)
-        h, w = canvas.size
-        path = folder / f"decoded-{w}x{h}-{fingerprint(rows, canvas, indices)}.bin"
+        assert len(indices) > 0, "a cache needs at least one row"
+        layout = FileLayout(len(indices), preprocess.size, rows.masks is not None)
+        h, w = preprocess.size
+        path = folder / f"decoded-{w}x{h}-{cache_fingerprint(rows, preprocess, indices)}.bin"
         built = not _is_complete(path, layout)
         if built:
-            most = max(1, len(indices) // (2 * CHUNK))
-            built = _build(_Writer(rows, indices, canvas, layout), path, min(most, workers or _processors()))
-        return _mapped(path, canvas, indices, layout, built)
+            useful = max(1, len(indices) // (2 * CHUNK))
+            built = _build(_Writer(rows, indices, preprocess, layout), path, min(useful, workers or _cpu_count()))
+        return _memory_map(path, preprocess, indices, layout, built)
 
     @property
     def device(self) -> torch.device:
@@ -99,71 +83,68 @@ class Cache:
     def nbytes(self) -> int:
         return self.images.nbytes + (0 if self.masks is None else self.masks.nbytes)
 
-    def to(self, device: torch.device | str, *, at_most: int | None = None) -> Cache:
-        """Resident on the device if that takes no more than `at_most` bytes (default: half of what is free there).
-
-        Otherwise the cache as it is, in its file.
-        """
+    def to(self, device: torch.device | str, *, max_bytes: int | None = None) -> Cache:
+        """A copy in device memory if it takes at most `max_bytes` (default: half of what is free), else unchanged."""
         device = torch.device(device)
-        if self.nbytes > (_free(device) // 2 if at_most is None else at_most):
+        if self.nbytes > (_free_bytes(device) // 2 if max_bytes is None else max_bytes):
             return self
         masks = None if self.masks is None else self.masks.to(device, copy=True)
         return replace(self, images=self.images.to(device, copy=True), masks=masks)
 
     def positions(self, chosen: np.ndarray) -> np.ndarray:
-        """Where rows lie in the file."""
-        at = self._where[chosen]
+        """Positions of these rows in the file."""
+        at = self._position_of_row[chosen]
         assert (at >= 0).all(), "rows that are not in this cache"
         return at
 
-    def pictures(self, at: np.ndarray, *, pin: bool = False) -> Tensor:
+    def read_images(self, at: np.ndarray, *, pin: bool = False) -> Tensor:
         """uint8 [b, 3, h, w]."""
         if self.device.type != "cpu":
             return self.images[torch.from_numpy(at).to(self.device, non_blocking=True)]
         shape = (len(at), *self.images.shape[1:])
         out = torch.empty(shape, dtype=torch.uint8, pin_memory=True) if pin else torch.from_numpy(np.empty(shape, "u1"))
-        # NumPy, because torch would share the copying among threads, which then wait for those that train.
+        # NumPy, because torch would copy in several threads, which compete with those that train.
         np.take(self.images.numpy(), at, axis=0, out=out.numpy(), mode="clip")
         return out
 
-    def outlines(self, at: np.ndarray) -> Tensor | None:
-        """bool [b, h, w]: the masks."""
+    def read_masks(self, at: np.ndarray) -> Tensor | None:
+        """bool [b, h, w]."""
         if self.masks is None:
             return None
-        h, w = self.canvas.size
+        h, w = self.preprocess.size
         if self.device.type == "cpu":
             bits = np.unpackbits(self.masks.numpy()[at], axis=1, count=h * w)
             return torch.from_numpy(bits.view(bool).reshape(-1, h, w))
         packed = self.masks[torch.from_numpy(at).to(self.device, non_blocking=True)]
-        return unpacked(packed, (h, w))
+        return unpack_masks(packed, (h, w))
 
     @cached_property
-    def _where(self) -> np.ndarray:
-        where = np.full(self.indices.max() + 1, -1, dtype=np.int64)
-        where[self.indices] = np.arange(len(self.indices))
-        return where
+    def _position_of_row(self) -> np.ndarray:
+        positions = np.full(self.indices.max() + 1, -1, dtype=np.int64)
+        positions[self.indices] = np.arange(len(self.indices))
+        return positions
 
 
-def unpacked(bits: Tensor, size: tuple[int, int]) -> Tensor:
+def unpack_masks(bits: Tensor, size: tuple[int, int]) -> Tensor:
     """uint8 [b, ⌈h·w / 8⌉], first pixel in the highest bit -> bool [b, h, w], on any device."""
     powers = 2 ** torch.arange(7, -1, -1, dtype=torch.uint8, device=bits.device)
     return ((bits[..., None] & powers) != 0).flatten(1)[:, : size[0] * size[1]].reshape(-1, *size)
 
 
-def fingerprint(rows: Rows, canvas: Canvas, indices: np.ndarray) -> str:
-    """Changes with the files (path, size, time of change or checksum), their order, the canvas and the decoder."""
-    digest = hashlib.sha256(f"{FORMAT} {PIL.__version__} {sorted(asdict(canvas).items())}\n".encode())
+def cache_fingerprint(rows: Rows, preprocess: Preprocess, indices: np.ndarray) -> str:
+    """Changes with the files (path, size, modification time or checksum), their order, preprocessing and decoder."""
+    digest = hashlib.sha256(f"{FORMAT} {PIL.__version__} {sorted(asdict(preprocess).items())}\n".encode())
     root = os.fspath(rows.root)
     for column in (rows.images, rows.masks or []):
         paths = [column[i] for i in indices] if column else []
-        for path, stamp in zip(paths, file_stamps(rows.root, paths), strict=True):
-            digest.update(f"{path}\0{stamp}\0{_changed(root, path) if stamp else 0}\n".encode())
+        for path, mark in zip(paths, file_fingerprints(rows.root, paths), strict=True):
+            digest.update(f"{path}\0{mark}\0{_modified_ns(root, path) if mark else 0}\n".encode())
         digest.update(b"\n")
     return digest.hexdigest()[:24]
 
 
-def _changed(root: str, path: str) -> int:
-    """When a file was last written; 0 in an archive, whose stamps are checksums."""
+def _modified_ns(root: str, path: str) -> int:
+    """Modification time of a file; 0 in an archive, whose members have checksums."""
     try:
         return os.stat(os.path.join(root, path)).st_mtime_ns  # noqa: PTH116, PTH118 (a Path per file is slow)
     except OSError:
@@ -172,59 +153,59 @@ def _changed(root: str, path: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Writer:
-    """Decodes one chunk of pictures after the other, straight into the file."""
+    """Decodes a chunk of images straight into the file."""
 
     rows: Rows
     indices: np.ndarray
-    canvas: Canvas
-    layout: Layout
+    preprocess: Preprocess
+    layout: FileLayout
     path: Path = Path()
 
     def __call__(self, chunk: int) -> int:
         first, layout = chunk * CHUNK, self.layout
-        samples = [decode(self.rows, int(i), self.canvas) for i in self.indices[first : first + CHUNK]]
-        nothing = torch.zeros(self.canvas.size, dtype=torch.bool)
+        samples = [decode(self.rows, int(i), self.preprocess) for i in self.indices[first : first + CHUNK]]
+        no_mask = torch.zeros(self.preprocess.size, dtype=torch.bool)
         try:
             with self.path.open("r+b") as file:
-                file.seek(first * layout.picture)
+                file.seek(first * layout.image_bytes)
                 file.writelines(sample.image.numpy().data for sample in samples)
                 if layout.masks:
-                    file.seek(layout.masks_from + first * layout.mask)
-                    masks = (nothing if sample.mask is None else sample.mask for sample in samples)
+                    file.seek(layout.mask_offset + first * layout.mask_bytes)
+                    masks = (no_mask if sample.mask is None else sample.mask for sample in samples)
                     file.writelines(np.packbits(mask.numpy()).data for mask in masks)
-                file.seek(layout.sizes_from + first * 8)
+                file.seek(layout.size_offset + first * 8)
                 file.write(np.array([sample.size for sample in samples], dtype=np.int32).data)
         except OSError as error:
-            raise _cannot_write(self.path.parent, error, layout.total) from error
+            raise _write_error(self.path.parent, error, layout.total) from error
         return len(samples)
 
 
 def _build(writer: _Writer, path: Path, workers: int) -> bool:
-    """True: it was built here. False: another process did, while this one waited."""
+    """True if it was built here, False if another process built it while this one waited for the lock."""
     folder, needed = path.parent, writer.layout.total
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone_in(folder) as alone:
+        with _folder_lock(folder) as locked:
             if _is_complete(path, writer.layout):
                 return False
-            if alone:
-                for left_behind in folder.glob("decoded-*.partial"):
-                    left_behind.unlink(missing_ok=True)
+            if locked:
+                for leftover in folder.glob("decoded-*.partial"):
+                    leftover.unlink(missing_ok=True)
             partial = path.with_name(f"{path.stem}-{secrets.token_hex(4)}.partial")
             try:
                 _reserve(partial, needed)
-                _fill(replace(writer, path=partial), workers)
+                _decode_all(replace(writer, path=partial), workers)
                 partial.replace(path)
             finally:
                 with contextlib.suppress(OSError):
                     partial.unlink(missing_ok=True)
     except OSError as error:
-        raise _cannot_write(folder, error, needed) from error
+        raise _write_error(folder, error, needed) from error
     return True
 
 
 def _reserve(path: Path, needed: int) -> None:
-    """Takes the room at once: a disk that is full is then known before the work, not after it."""
+    """Allocates the file at once, so that a full disk is noticed before the work and not after it."""
     if shutil.disk_usage(path.parent).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with path.open("xb") as file:
@@ -234,21 +215,21 @@ def _reserve(path: Path, needed: int) -> None:
             file.truncate(needed)
 
 
-def _fill(writer: _Writer, workers: int) -> None:
-    crew = Workers(writer, workers if workers > 1 else 0)
+def _decode_all(writer: _Writer, workers: int) -> None:
+    pool = Workers(writer, workers if workers > 1 else 0)
     chunks = range(-(-writer.layout.count // CHUNK))
     try:
-        for _ in watched(crew.run(chunks), len(chunks), "decoding pictures"):
+        for _ in watched(pool.run(chunks), len(chunks), "decoding images"):
             pass
     finally:
-        crew.close()
+        pool.close()
     with writer.path.open("rb") as file:
-        os.fsync(file.fileno())  # or the name could outlive a power cut and the pictures not
+        os.fsync(file.fileno())  # or after a power cut the file might exist without its content
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Generator[bool]:
-    """Waits for its turn to build in this folder; False where the file system knows no locks."""
+def _folder_lock(folder: Path) -> Generator[bool]:
+    """Waits for the exclusive right to build in this folder; yields False where the file system has no locks."""
     try:
         import fcntl
     except ImportError:
@@ -268,37 +249,37 @@ def _alone_in(folder: Path) -> Generator[bool]:
         os.close(handle)
 
 
-def _mapped(path: Path, canvas: Canvas, indices: np.ndarray, layout: Layout, built: bool) -> Cache:
+def _memory_map(path: Path, preprocess: Preprocess, indices: np.ndarray, layout: FileLayout, built: bool) -> Cache:
     n = layout.count
-    sizes = np.fromfile(path, dtype=np.int32, offset=layout.sizes_from).reshape(n, 2)
+    sizes = np.fromfile(path, dtype=np.int32, offset=layout.size_offset).reshape(n, 2)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # we do not write
-        images = torch.from_numpy(np.memmap(path, np.uint8, "r", 0, (n, 3, *canvas.size)))
+        images = torch.from_numpy(np.memmap(path, np.uint8, "r", 0, (n, 3, *preprocess.size)))
         masks = None
         if layout.masks:
-            masks = torch.from_numpy(np.memmap(path, np.uint8, "r", layout.masks_from, (n, layout.mask)))
-    return Cache(path, canvas, indices, images, masks, sizes, built)
+            masks = torch.from_numpy(np.memmap(path, np.uint8, "r", layout.mask_offset, (n, layout.mask_bytes)))
+    return Cache(path, preprocess, indices, images, masks, sizes, built)
 
 
-def _is_complete(path: Path, layout: Layout) -> bool:
+def _is_complete(path: Path, layout: FileLayout) -> bool:
     return path.is_file() and path.stat().st_size == layout.total
 
 
-def _cannot_write(folder: Path, error: OSError, needed: int) -> UserError:
-    why = (error.strerror or str(error)).lower()
-    if error.errno in NO_ROOM:
+def _write_error(folder: Path, error: OSError, needed: int) -> UserError:
+    reason = (error.strerror or str(error)).lower()
+    if error.errno in DISK_FULL:
         return UserError(
-            f"{folder}: no room for the decoded pictures, which take {needed / 1e9:.3g} GB ({why}); make room, choose "
-            "another folder, or go without a cache"
+            f"{folder}: no space for the cache of decoded images, {needed / 1e9:.3g} GB ({reason}); free some, choose "
+            "another folder, or run without --cache"
         )
-    return UserError(f"{folder}: decoded pictures cannot be kept here ({why}); choose another folder")
+    return UserError(f"{folder}: cannot write the cache of decoded images ({reason}); choose another folder")
 
 
-def _free(device: torch.device) -> int:
+def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _processors() -> int:
+def _cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

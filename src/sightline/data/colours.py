@@ -1,4 +1,4 @@
-"""Colour for `augment.py`: jitter, the light of black bodies, and what RandAugment does to colours."""
+"""Colour augmentation for `augment.py`: colour jitter, Planckian jitter and RandAugment's colour operations."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .augment import Augment
 
-MOST = 0.9  # change of brightness, contrast, saturation or sharpness by RandAugment, at magnitude 10
+MAX_CHANGE = 0.9  # of brightness, contrast, saturation or sharpness in RandAugment, at magnitude 10
 LUMA = (0.299, 0.587, 0.114)
 YIQ = (LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))
-Round = tuple[Tensor, Tensor]  # per image: which operation (-1: none), and how much of it, from -1 to 1
+Round = tuple[Tensor, Tensor]  # one operation of RandAugment per image: its index (-1: none) and strength (-1 to 1)
 
 
-def coloured(images: Tensor, how: Augment, draws: dict[str, Tensor], rounds: list[Round]) -> Tensor:
-    """Brightness, contrast, saturation, hue and light, as one matrix and one offset per image, clipped once."""
-    if not (how.brightness or how.contrast or how.saturation or how.hue or how.planckian or rounds):
+def adjust_colours(images: Tensor, config: Augment, draws: dict[str, Tensor], rounds: list[Round]) -> Tensor:
+    """Brightness, contrast, saturation, hue and illuminant as one matrix and one offset per image, clipped once."""
+    if not (config.brightness or config.contrast or config.saturation or config.hue or config.planckian or rounds):
         return images
-    factors = {name: (1 + getattr(how, name) * (2 * draws[name] - 1)).clamp(min=0) for name in LINEAR}
-    for which, amount in rounds:
+    factors = {name: (1 + getattr(config, name) * (2 * draws[name] - 1)).clamp(min=0) for name in LINEAR}
+    for operation, amount in rounds:
         for name in LINEAR:
-            factors[name] = factors[name] * (1 + MOST * amount * (which == OPERATIONS.index(name)))
+            factors[name] = factors[name] * (1 + MAX_CHANGE * amount * (operation == OPERATIONS.index(name)))
     brightness, contrast, saturation = (factor[:, None, None] for factor in factors.values())
-    yiq, one = torch.tensor(YIQ, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    yiq, identity = torch.tensor(YIQ, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
     grey = yiq[:1].expand(3, 3)
-    turned = _hue_turns(2 * math.pi * how.hue * (2 * draws["hue"] - 1))
+    rotated = _hue_rotations(2 * math.pi * config.hue * (2 * draws["hue"] - 1))
     lights = illuminants()[(draws["illuminant"] * len(illuminants())).long()]
-    light = torch.where((draws["planckian"] < how.planckian)[:, None], lights, 1.0)[:, :, None]
-    matrix = light * brightness * contrast * (yiq.inverse() @ turned @ yiq @ (grey + saturation * (one - grey)))
-    changed = _mixed(images, matrix, mixes=bool(how.saturation or how.hue or rounds))
-    if how.contrast or rounds:  # contrast is about the mean grey, which saturation and hue leave as it is
+    light = torch.where((draws["planckian"] < config.planckian)[:, None], lights, 1.0)[:, :, None]
+    matrix = light * brightness * contrast * (yiq.inverse() @ rotated @ yiq @ (grey + saturation * (identity - grey)))
+    changed = _mix_channels(images, matrix, mixes=bool(config.saturation or config.hue or rounds))
+    if config.contrast or rounds:  # contrast is about the mean grey, which saturation and hue do not change
         luma = torch.tensor(LUMA, dtype=images.dtype).to(images.device, non_blocking=True)
         means = (images.mean((2, 3)) * luma).sum(1)
         offset = (light * brightness * (1 - contrast)).to(images.dtype).to(images.device, non_blocking=True)
@@ -43,14 +43,14 @@ def coloured(images: Tensor, how: Augment, draws: dict[str, Tensor], rounds: lis
     return changed.clamp_(0, 1)
 
 
-def _hue_turns(angles: Tensor) -> Tensor:
-    """[B, 3, 3]: luma stays, I and Q turn."""
+def _hue_rotations(angles: Tensor) -> Tensor:
+    """[B, 3, 3]: luma is unchanged, I and Q are rotated."""
     cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
     rows = (zero + 1, zero, zero, zero, cos, -sin, zero, sin, cos)
     return torch.stack(rows, -1).unflatten(-1, (3, 3))
 
 
-def _mixed(images: Tensor, matrix: Tensor, *, mixes: bool) -> Tensor:
+def _mix_channels(images: Tensor, matrix: Tensor, *, mixes: bool) -> Tensor:
     factors = matrix.to(images.dtype).to(images.device, non_blocking=True)[..., None, None]
     if not mixes:
         return images * factors.diagonal(dim1=1, dim2=2).movedim(-1, 1)
@@ -81,8 +81,8 @@ def illuminants() -> Tensor:
     return rgb / rgb[:, 1:2]
 
 
-# RandAugment. What is linear joins the one colour matrix, what is geometric the one affine map; the rest follows here:
-# images and an amount from -1 to 1, [b, 1, 1, 1] -> images.
+# RandAugment. Linear operations join the colour matrix and geometric ones the affine map; the others follow here:
+# images and a strength from -1 to 1, [b, 1, 1, 1] -> images.
 
 
 def _auto_contrast(images: Tensor, _: Tensor) -> Tensor:
@@ -91,14 +91,14 @@ def _auto_contrast(images: Tensor, _: Tensor) -> Tensor:
 
 
 def _equalize(images: Tensor, _: Tensor) -> Tensor:
-    """Exactly Pillow's, on images of 8 bits; others are rounded to 8 bits."""
+    """Identical to Pillow's for 8-bit images; others are rounded to 8 bits."""
     levels = (images * 255).round().long().flatten(2)
-    every = torch.arange(256, device=images.device)
+    all_levels = torch.arange(256, device=images.device)
     # By sorting: counting would make the CPU wait for a GPU.
-    ordered, wanted = levels.sort(2).values, every.expand(*levels.shape[:2], 256).contiguous()
-    below = torch.searchsorted(ordered, wanted)
+    ordered, queries = levels.sort(2).values, all_levels.expand(*levels.shape[:2], 256).contiguous()
+    below = torch.searchsorted(ordered, queries)
     step = below.gather(2, ordered[..., -1:]) // 255
-    table = torch.where(step > 0, ((below + step // 2) // step.clamp(min=1)).clamp(max=255), every)
+    table = torch.where(step > 0, ((below + step // 2) // step.clamp(min=1)).clamp(max=255), all_levels)
     return (table.gather(2, levels) / 255).view_as(images)
 
 
@@ -114,10 +114,10 @@ def _solarize(images: Tensor, amount: Tensor) -> Tensor:
 def _sharpen(images: Tensor, amount: Tensor) -> Tensor:
     smooth, inner = images.clone(), images[:, :, 1:-1, 1:-1]
     smooth[:, :, 1:-1, 1:-1] = (9 * F.avg_pool2d(images, 3, stride=1) + 4 * inner) / 13
-    return torch.lerp(smooth, images, 1 + MOST * amount).clamp_(0, 1)
+    return torch.lerp(smooth, images, 1 + MAX_CHANGE * amount).clamp_(0, 1)
 
 
-OTHER = {
+NONLINEAR = {
     "auto_contrast": _auto_contrast,
     "equalize": _equalize,
     "posterize": _posterize,
@@ -125,17 +125,17 @@ OTHER = {
     "sharpen": _sharpen,
 }
 LINEAR = ("brightness", "contrast", "saturation")
-GEOMETRIC = ("turn", "lean_x", "lean_y", "move_x", "move_y")
-OPERATIONS = (*OTHER, *LINEAR, *GEOMETRIC)
+GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+OPERATIONS = (*NONLINEAR, *LINEAR, *GEOMETRIC)
 
 
-def operated(images: Tensor, rounds: list[Round]) -> Tensor:
-    """In place: where there are rounds, the images are fresh from the colour matrix and nobody else's."""
-    for which, amount in rounds:
-        for name, operation in OTHER.items():
-            here = (which == OPERATIONS.index(name)).nonzero()[:, 0]
-            if len(here):
-                some = amount[here, None, None, None].to(images.dtype).to(images.device, non_blocking=True)
-                here = here.to(images.device, non_blocking=True)
-                images[here] = operation(images[here], some)
+def apply_nonlinear_operations(images: Tensor, rounds: list[Round]) -> Tensor:
+    """In place: with any round, the images are a fresh result of the colour matrix."""
+    for chosen, amount in rounds:
+        for name, operation in NONLINEAR.items():
+            index = (chosen == OPERATIONS.index(name)).nonzero()[:, 0]
+            if len(index):
+                strength = amount[index, None, None, None].to(images.dtype).to(images.device, non_blocking=True)
+                index = index.to(images.device, non_blocking=True)
+                images[index] = operation(images[index], strength)
     return images

@@ -1,4 +1,4 @@
-"""Whether a data set is still the one it was, told without opening its files."""
+"""Fingerprints of datasets: whether the data have changed, without opening the files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .rows import Rows
 
 
-def file_stamps(root: Path, paths: Iterable[str]) -> Iterator[str]:
-    """What tells a changed file without opening it: its size, or a zip member's checksum; "" where there is none."""
+def file_fingerprints(root: Path, paths: Iterable[str]) -> Iterator[str]:
+    """What reveals a changed file without opening it: its size, or a zip member's checksum; "" if missing."""
     archives: dict[str, dict[str, str] | None] = {}
     base = os.fspath(root)
     for path in paths:
@@ -25,21 +25,21 @@ def file_stamps(root: Path, paths: Iterable[str]) -> Iterator[str]:
         if end >= len(".zip"):
             archive = path[:end]
             if archive not in archives:
-                archives[archive] = _members(Path(base, archive))
+                archives[archive] = _archive_members(Path(base, archive))
             members = archives[archive]
             if members is not None:
                 yield members.get(path[end + 1 :], "")
                 continue
         try:
-            found = os.stat(os.path.join(base, path))  # noqa: PTH116, PTH118 (a Path per file is slow)
+            status = os.stat(os.path.join(base, path))  # noqa: PTH116, PTH118 (a Path per file is slow)
         except (OSError, ValueError):
             yield ""
         else:
-            yield str(found.st_size) if stat.S_ISREG(found.st_mode) else ""
+            yield str(status.st_size) if stat.S_ISREG(status.st_mode) else ""
 
 
-def _members(archive: Path) -> dict[str, str] | None:
-    """A zip file's members with size and checksum; None for a folder that only looks like one."""
+def _archive_members(archive: Path) -> dict[str, str] | None:
+    """A zip file's members with size and checksum; None for a folder named like a zip file."""
     if archive.is_dir():
         return None
     try:
@@ -50,7 +50,7 @@ def _members(archive: Path) -> dict[str, str] | None:
 
 
 def fingerprint(rows: Rows) -> str:
-    """sha256 of what was read: every column and every file's stamp (see `file_stamps`), wherever the folder lies.
+    """SHA-256 over all columns and file fingerprints, independent of where the folder is.
 
     A file that changes but keeps its size goes unnoticed, except in an archive.
     """
@@ -60,14 +60,14 @@ def fingerprint(rows: Rows) -> str:
         digest.update(len(content).to_bytes(8, "little"))
         digest.update(content)
 
-    for words in (rows.classes, rows.group_names, rows.keypoint_names):
-        add("\0".join(words).encode())
+    for names in (rows.classes, rows.group_names, rows.keypoint_names):
+        add("\0".join(names).encode())
     for numbers, kind in ((rows.labels, "<i8"), (rows.splits, "i1"), (rows.groups, "<i8"), (rows.keypoints, "<f4")):
         add(b"" if numbers is None else np.ascontiguousarray(numbers, kind).tobytes())
     for boxes in rows.boxes or ():
         add(np.ascontiguousarray(boxes, "<f4").tobytes())
     for paths in (rows.images, rows.masks or ()):
-        for path, stamp in zip(paths, file_stamps(rows.root, paths), strict=True):
-            digest.update(f"{path}\0{stamp}\n".encode())
+        for path, mark in zip(paths, file_fingerprints(rows.root, paths), strict=True):
+            digest.update(f"{path}\0{mark}\n".encode())
         add(b"")
     return digest.hexdigest()

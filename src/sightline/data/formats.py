@@ -1,4 +1,4 @@
-"""Which files are images."""
+"""Recognising image files by suffix or content."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", "
 
 
 def is_image(path: str) -> bool:
-    """By its suffix; where it has none, as radiographs often do, by how it begins."""
+    """By suffix; without one, as is common for radiographs, by the first bytes."""
     suffix = os.path.splitext(path)[1]  # noqa: PTH122 (a Path per file is slow)
     return suffix.lower() in SUFFIXES or (Path(path).is_file() and is_dicom(path, path))
 
 
 def is_dicom(source: Path | str | BinaryIO, name: str) -> bool:
-    """The name says so; or the file, where the name has no suffix, or ends in the number of an identifier."""
+    """By suffix; where there is none, or only the last number of a DICOM identifier, by the first bytes."""
     stem, suffix = os.path.splitext(os.path.basename(name))  # noqa: PTH119, PTH122
-    if suffix[1:].strip("0123456789") or stem == "DICOMDIR":  # which lists pictures, and is none
+    if suffix[1:].strip("0123456789") or stem == "DICOMDIR":  # an index of images, not an image
         return suffix.lower() == ".dcm"
     try:
         with Path(source).open("rb") if isinstance(source, (Path, str)) else nullcontext(source) as file:
-            beginning = file.read(132)
+            header = file.read(132)
             file.seek(0)
     except OSError:
         return False
-    return beginning[128:] == b"DICM"
+    return header[128:] == b"DICM"

@@ -1,6 +1,6 @@
-"""Pictures from files and archives to tensors: RGB, whatever the file's mode, size and orientation.
+"""Reading images and masks from files and archives, and preprocessing: upright RGB, resized and cropped to one size.
 
-A picture lands on a `Canvas`: resized and cut to one size, with its mask, boxes and key points moved along.
+An image's mask, boxes and keypoints go through the same geometry.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ..errors import UserError
 from ..vit.model import Input
 from .formats import SUFFIXES, is_dicom, is_image
 from .rows import Rows
-from .unlabelled import listed, table_of
+from .unlabelled import csv_file_of, images_in_table
 
-LOSSLESS = {"PNG", "TIFF", "BMP", "GIF", "PPM"}  # formats in which a level of 1 is no noise
+LOSSLESS = {"PNG", "TIFF", "BMP", "GIF", "PPM"}  # formats in which a level of 1 is not noise
 ORIENTATION = 0x0112  # the EXIF tag
 RESAMPLE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 @dataclass(frozen=True)
-class Canvas:
-    """The size that every picture is brought to, and how: cut to the aspect ratio, or squashed into it.
+class Preprocess:
+    """How images are brought to one size: cropped to the aspect ratio, or squashed into it.
 
-    `crop` is an `Input`'s: the picture is resized to cover size / crop, and `size` is taken from the centre.
+    `crop` is as in `Input`: the image is resized to cover size / crop, and `size` is cropped from the centre.
     """
 
     size: tuple[int, int]  # height, width
@@ -44,53 +44,53 @@ class Canvas:
     crop: float = 1.0
 
     @classmethod
-    def of(cls, expects: Input) -> Canvas:
-        """What `to_tensor` does with a picture for this model."""
+    def of(cls, expects: Input) -> Preprocess:
+        """The preprocessing that a model expects."""
         return cls(size=expects.size, resample=expects.resample, crop=expects.crop)
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where a picture of one size ends up on a canvas: resized to `resized`, then cut out from (left, top) on."""
+class ResizeCrop:
+    """The geometry of preprocessing an image of one size: resized to `resized`, then cropped from (left, top)."""
 
-    size: tuple[int, int]  # width, height, as is Pillow's habit: of the picture
+    size: tuple[int, int]  # width, height of the image, in Pillow's order
     resized: tuple[int, int]
     left: int
     top: int
-    canvas: Canvas
+    preprocess: Preprocess
 
     @classmethod
-    def of(cls, size: tuple[int, int], canvas: Canvas) -> Placement:
-        (h, w), (width, height) = canvas.size, size
-        cover_h, cover_w = math.floor(h / canvas.crop), math.floor(w / canvas.crop)
-        if canvas.fit == "squash":
+    def of(cls, size: tuple[int, int], preprocess: Preprocess) -> ResizeCrop:
+        (h, w), (width, height) = preprocess.size, size
+        cover_h, cover_w = math.floor(h / preprocess.crop), math.floor(w / preprocess.crop)
+        if preprocess.fit == "squash":
             resized = (cover_w, cover_h)
         else:
             scale = max(cover_h / height, cover_w / width)
             resized = (max(w, round(width * scale)), max(h, round(height * scale)))
-        return cls(size, resized, round((resized[0] - w) / 2), round((resized[1] - h) / 2), canvas)
+        return cls(size, resized, round((resized[0] - w) / 2), round((resized[1] - h) / 2), preprocess)
 
-    def picture(self, image: Image.Image) -> Tensor:
+    def image(self, image: Image.Image) -> Tensor:
         """uint8 [3, h, w]."""
-        pixels = np.asarray(self._put(image, RESAMPLE[self.canvas.resample]))
+        pixels = np.asarray(self._apply(image, RESAMPLE[self.preprocess.resample]))
         return torch.from_numpy(np.array(pixels.transpose(2, 0, 1), order="C"))
 
     def mask(self, mask: Image.Image) -> Tensor:
-        """bool [h, w]; the mask may be of another resolution than its picture."""
-        return torch.from_numpy(np.asarray(self._put(mask.convert("L"), Image.Resampling.NEAREST)) >= 128)
+        """bool [h, w]; the resolution of the mask may differ from that of the image."""
+        return torch.from_numpy(np.asarray(self._apply(mask.convert("L"), Image.Resampling.NEAREST)) >= 128)
 
     def boxes(self, boxes: np.ndarray) -> Tensor:
-        """float32 [k, 4], cut off at the border of the canvas; NaN where nothing is left."""
-        (h, w), (across, down) = self.canvas.size, self._scale
-        moved = boxes.reshape(-1, 4) * [across, down, across, down] - [self.left, self.top, self.left, self.top]
+        """float32 [k, 4], clipped to the crop; NaN where nothing is left."""
+        (h, w), (sx, sy) = self.preprocess.size, self._scale
+        moved = boxes.reshape(-1, 4) * [sx, sy, sx, sy] - [self.left, self.top, self.left, self.top]
         moved = moved.clip(0, [w, h, w, h])
-        there = (moved[:, :2] < moved[:, 2:]).all(axis=1, keepdims=True)
-        return torch.from_numpy(np.where(there, moved, np.nan).astype(np.float32))
+        visible = (moved[:, :2] < moved[:, 2:]).all(axis=1, keepdims=True)
+        return torch.from_numpy(np.where(visible, moved, np.nan).astype(np.float32))
 
     def keypoints(self, keypoints: np.ndarray) -> Tensor:
-        """float32 [K, 3]: what is not visible, or not any more, is 0, 0, 0. A key point names a pixel."""
-        (h, w), (across, down) = self.canvas.size, self._scale
-        x, y = (keypoints[:, 0] + 0.5) * across - self.left, (keypoints[:, 1] + 0.5) * down - self.top
+        """float32 [K, 3]: 0, 0, 0 where not visible or cropped away. A keypoint names a pixel."""
+        (h, w), (sx, sy) = self.preprocess.size, self._scale
+        x, y = (keypoints[:, 0] + 0.5) * sx - self.left, (keypoints[:, 1] + 0.5) * sy - self.top
         visible = (keypoints[:, 2] > 0) & (x >= 0) & (x < w) & (y >= 0) & (y < h)
         moved = np.stack([x - 0.5, y - 0.5, visible], axis=1)
         return torch.from_numpy(np.where(visible[:, None], moved, 0).astype(np.float32))
@@ -99,78 +99,76 @@ class Placement:
     def _scale(self) -> tuple[float, float]:
         return self.resized[0] / self.size[0], self.resized[1] / self.size[1]
 
-    def _put(self, image: Image.Image, resample: Image.Resampling) -> Image.Image:
-        h, w = self.canvas.size
+    def _apply(self, image: Image.Image, resample: Image.Resampling) -> Image.Image:
+        h, w = self.preprocess.size
         return image.resize(self.resized, resample).crop((self.left, self.top, self.left + w, self.top + h))
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
-    """One picture on its canvas, and what is known about it there. Coordinates count from the upright picture."""
+class DecodedImage:
+    """A preprocessed image with its annotations. Coordinates refer to the upright image."""
 
     image: Tensor  # uint8 [3, h, w]
     mask: Tensor | None  # bool [h, w]
-    boxes: Tensor | None  # float32 [k, 4]: edges; NaN where a box fell off the canvas
+    boxes: Tensor | None  # float32 [k, 4]: edges; NaN where a box was cropped away
     keypoints: Tensor | None  # float32 [K, 3]: x, y, visible 0/1
-    size: tuple[int, int]  # width, height of the file
+    size: tuple[int, int]  # width, height of the image file
 
 
-def decode(rows: Rows, i: int, canvas: Canvas, *, mask: bool = True) -> Sample:
-    """Row `i` on the canvas; without its mask if that is not wanted."""
-    picture = read_image_file(rows, i)
-    place = Placement.of(picture.size, canvas)
-    outline = read_mask_file(rows, i) if mask else None
-    if outline is not None and not same_shape(outline.size, picture.size):
-        (w, h), (width, height) = outline.size, picture.size
-        raise UserError(
-            f"{_name(rows.root, rows.images[i])}: {width}×{height} pixels, but its mask {_mask_path(rows, i)} has "
-            f"{w}×{h}; give it a mask of its own shape"
-        )
-    return Sample(
-        image=place.picture(picture),
-        mask=None if outline is None else place.mask(outline),
-        boxes=None if rows.boxes is None else place.boxes(rows.boxes[i]),
-        keypoints=None if rows.keypoints is None else place.keypoints(rows.keypoints[i]),
-        size=picture.size,
+def decode(rows: Rows, i: int, preprocess: Preprocess, *, mask: bool = True) -> DecodedImage:
+    """Read and preprocess row `i`, with or without its mask."""
+    image = read_row_image(rows, i)
+    geometry = ResizeCrop.of(image.size, preprocess)
+    object_mask = read_row_mask(rows, i) if mask else None
+    if object_mask is not None and not same_aspect_ratio(object_mask.size, image.size):
+        (w, h), (width, height) = object_mask.size, image.size
+        sizes = f"{width}×{height} pixels, but its mask {_mask_path(rows, i)} has {w}×{h}"
+        raise UserError(f"{rows.image_path(i)}: {sizes}; the aspect ratios must agree")
+    return DecodedImage(
+        image=geometry.image(image),
+        mask=None if object_mask is None else geometry.mask(object_mask),
+        boxes=None if rows.boxes is None else geometry.boxes(rows.boxes[i]),
+        keypoints=None if rows.keypoints is None else geometry.keypoints(rows.keypoints[i]),
+        size=image.size,
     )
 
 
-def same_shape(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """The same aspect ratio, up to a pixel of rounding."""
-    return abs(one[0] * other[1] - one[1] * other[0]) <= max(other)
+def same_aspect_ratio(first: tuple[int, int], second: tuple[int, int]) -> bool:
+    """Up to a pixel of rounding."""
+    return abs(first[0] * second[1] - first[1] * second[0]) <= max(second)
 
 
-def read_image_file(rows: Rows, i: int) -> Image.Image:
-    """The picture of row `i`, upright, RGB."""
-    return read_image(open_file(rows.root, rows.images[i]), _name(rows.root, rows.images[i]))
+def read_row_image(rows: Rows, i: int) -> Image.Image:
+    """The image of row `i` as upright RGB."""
+    return read_image(open_file(rows.root, rows.images[i]), str(rows.image_path(i)))
 
 
-def read_mask_file(rows: Rows, i: int) -> Image.Image | None:
+def read_row_mask(rows: Rows, i: int) -> Image.Image | None:
     """The mask of row `i`, one bit per pixel, if it has one."""
     path = _mask_path(rows, i)
     if not path:
         return None
     try:
-        return read_mask(open_file(rows.root, path), _name(rows.root, path))
+        return read_mask(open_file(rows.root, path), str(rows.root / path))
     except UserError as error:
-        listed_at = "" if rows.lines is None else f", {rows.place(i)}"
-        raise UserError(f"{error} (the mask of {rows.images[i]}{listed_at})") from error
+        location = "" if rows.lines is None else f", {rows.location(i)}"
+        raise UserError(f"{error} (the mask of {rows.images[i]}{location})") from error
 
 
 def find_images(paths: Iterable[Path]) -> list[Path]:
-    """Files as given, folders as the pictures in them, sorted; what a CSV file, or a folder's rows.csv, lists."""
+    """Image files: as given, sorted from folders, or as listed in a CSV file or a folder's rows.csv."""
     found = []
     for path in paths:
-        table = table_of(path)
+        table = csv_file_of(path)
         if table is not None and table.is_file():
-            inside = [table.parent / image for image in listed(table)[0]]
+            inside = [table.parent / image for image in images_in_table(table)[0]]
             if not inside:
                 raise UserError(f"{table}: has no rows; write one per image below the header")
             found += inside
         elif path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.is_file() and is_image(str(p)))
             if not inside:
-                raise UserError(f"{path}: no pictures in this folder ({', '.join(sorted(SUFFIXES))})")
+                raise UserError(f"{path}: no images in this folder ({', '.join(sorted(SUFFIXES))})")
             found += inside
         elif path.is_file():
             found.append(path)
@@ -180,14 +178,14 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_image(source: Path | str | BinaryIO, name: str | None = None) -> Image.Image:
-    """A picture from its file, perhaps in an archive, as `upright_rgb` makes it; `name` is for complaints."""
+    """An image file, possibly in an archive, as upright RGB; `name` is for error messages."""
     name = name or str(source)
     source = open_file(Path(), str(source)) if isinstance(source, (Path, str)) else source
-    return upright_rgb(_open(source, name), name)
+    return to_upright_rgb(_open(source, name), name)
 
 
-def upright_rgb(image: Image.Image, name: str = "the picture") -> Image.Image:
-    """RGB, upright. Grey becomes RGB, 16 bits become 8, transparency becomes white; the image itself stays as it is."""
+def to_upright_rgb(image: Image.Image, name: str = "the image") -> Image.Image:
+    """Apply the EXIF orientation and convert to 8-bit RGB, transparency to white; the given image is not modified."""
     if image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
@@ -199,62 +197,62 @@ def upright_rgb(image: Image.Image, name: str = "the picture") -> Image.Image:
 
 
 def read_mask(source: Path | str | BinaryIO, name: str | None = None) -> Image.Image:
-    """One bit per pixel: what is brighter than half counts as visible; in files of 0 and 1 alone, what is 1."""
+    """A binary mask, one bit per pixel: levels of at least 128 are True; in files of only 0 and 1, the 1s are."""
     mask = _open(source, name or str(source))
-    exact = mask.format in LOSSLESS
+    lossless = mask.format in LOSSLESS
     ImageOps.exif_transpose(mask, in_place=True)
     if mask.mode == "1":
         return mask
     grey = mask.convert("L")
-    least = 1 if exact and grey.getextrema()[1] == 1 else 128
-    return grey.point(lambda level: 255 * (level >= least), mode="1")
+    threshold = 1 if lossless and grey.getextrema()[1] == 1 else 128
+    return grey.point(lambda level: 255 * (level >= threshold), mode="1")
 
 
 def to_tensor(image: Image.Image, expects: Input) -> Tensor:
-    """Floats [3, h, w] in [0, 1], resized and cropped as the model expects."""
-    return Placement.of(image.size, Canvas.of(expects)).picture(image).float() / 255
+    """float [3, h, w] in [0, 1], resized and cropped as the model expects."""
+    return ResizeCrop.of(image.size, Preprocess.of(expects)).image(image).float() / 255
 
 
 def mask_to_tensor(mask: Image.Image, expects: Input) -> Tensor:
-    """bool [h, w], through the same geometry as its image."""
-    return Placement.of(mask.size, Canvas.of(expects)).mask(mask)
+    """bool [h, w], with the same geometry as the image."""
+    return ResizeCrop.of(mask.size, Preprocess.of(expects)).mask(mask)
 
 
 def open_file(root: Path, path: str) -> BinaryIO | Path:
-    """Where a path of a data set leads: a file, or the contents of an archive's member."""
-    inside = _in_archive(root, path)
-    if inside is None:
+    """Resolve a path of a dataset: a file, or the content of a member of a zip archive."""
+    located = _split_archive_path(root, path)
+    if located is None:
         return root / path
-    archive, member = inside
+    archive, member = located
     try:
-        return io.BytesIO(_archive(archive).read(member))
+        return io.BytesIO(_open_archive(archive).read(member))
     except KeyError:
-        raise UserError(f"{archive}: no member {member}; is it the right archive, and complete?") from None
-    except (RuntimeError, NotImplementedError) as error:  # a password, a compression that is not known
-        raise UserError(f"{archive}/{member}: cannot be unpacked ({error}); unpack the archive yourself") from error
+        raise UserError(f"{archive}: no member {member}; check that it is the right archive and complete") from None
+    except (RuntimeError, NotImplementedError) as error:  # password-protected, or an unknown compression
+        raise UserError(f"{archive}/{member}: cannot be extracted ({error}); extract the archive yourself") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise UserError(f"{archive}/{member}: a damaged archive ({error}); fetch it again") from error
+        raise UserError(f"{archive}/{member}: damaged archive ({error}); download it again") from error
 
 
 _archives: dict[Path, tuple[tuple[int, int, int], zipfile.ZipFile]] = {}
 
 
-def _archive(path: Path) -> zipfile.ZipFile:
-    """One handle per archive and process: one that was inherited through a fork would share its position."""
-    facts = path.stat()
-    state = (os.getpid(), facts.st_mtime_ns, facts.st_size)
-    held = _archives.get(path)
-    if held is None or held[0] != state:
+def _open_archive(path: Path) -> zipfile.ZipFile:
+    """One handle per archive and process: a handle inherited through a fork would share its position."""
+    status = path.stat()
+    state = (os.getpid(), status.st_mtime_ns, status.st_size)
+    opened = _archives.get(path)
+    if opened is None or opened[0] != state:
         try:
-            held = _archives[path] = (state, zipfile.ZipFile(path))
+            opened = _archives[path] = (state, zipfile.ZipFile(path))
         except zipfile.BadZipFile:
-            raise UserError(f"{path}: not a zip archive, or a damaged one; fetch it again") from None
+            raise UserError(f"{path}: not a zip archive, or damaged; download it again") from None
         except OSError as error:
             raise UserError(f"{path}: cannot be opened ({error.strerror})") from error
-    return held[1]
+    return opened[1]
 
 
-def _in_archive(root: Path, path: str) -> tuple[Path, str] | None:
+def _split_archive_path(root: Path, path: str) -> tuple[Path, str] | None:
     end = path.lower().find(".zip/")
     while end >= 0:
         archive = root / path[: end + 4]
@@ -266,7 +264,9 @@ def _in_archive(root: Path, path: str) -> tuple[Path, str] | None:
 
 def _open(source: Path | str | BinaryIO, name: str) -> Image.Image:
     if is_dicom(source, name):
-        return _open_dicom(source, name)
+        from .dicom import read_dicom
+
+        return read_dicom(Path(source) if isinstance(source, str) else source, name)
     try:
         image = Image.open(source)
         image.load()
@@ -274,35 +274,20 @@ def _open(source: Path | str | BinaryIO, name: str) -> Image.Image:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{name}: no such file") from None
     except PermissionError:
-        raise UserError(f"{name}: may not be read; change its permissions") from None
+        raise UserError(f"{name}: permission denied; change its permissions") from None
     except UnidentifiedImageError:
-        raise UserError(f"{name}: not an image that can be read; remove it, or convert it to PNG or JPEG") from None
+        raise UserError(f"{name}: not a readable image; remove it, or convert it to PNG or JPEG") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{name}: a damaged image ({error}); restore it or remove it") from error
-
-
-def _open_dicom(source: Path | str | BinaryIO, name: str) -> Image.Image:
-    from .dicom import read_dicom
-
-    source = Path(source) if isinstance(source, str) else source
-    try:
-        return read_dicom(source)
-    except UserError as error:
-        raise UserError(str(error).replace(str(source), name)) from error
+        raise UserError(f"{name}: damaged image ({error}); restore or remove it") from error
 
 
 def _to_8_bits(values: np.ndarray, mode: str, name: str) -> np.ndarray:
-    top = 1.0 if mode == "F" else 65535.0
-    if values.size and (values.min() < 0 or values.max() > top):
-        raise UserError(
-            f"{name}: pixel values from {values.min():g} to {values.max():g} in mode {mode}; save it as 8 or 16 bits"
-        )
-    return np.round(values / top * 255).astype(np.uint8)
+    largest = 1.0 if mode == "F" else 65535.0
+    if values.size and (values.min() < 0 or values.max() > largest):
+        limits = f"{values.min():g} to {values.max():g}"
+        raise UserError(f"{name}: pixel values from {limits} in mode {mode}; save it with 8 or 16 bits")
+    return np.round(values / largest * 255).astype(np.uint8)
 
 
 def _mask_path(rows: Rows, i: int) -> str:
     return rows.masks[i] if rows.masks is not None else ""
-
-
-def _name(root: Path, path: str) -> str:
-    return str(root / path)

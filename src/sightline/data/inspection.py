@@ -1,4 +1,4 @@
-"""What pictures show when they are opened: damage, unusual kinds, masks and boxes that do not fit, their looks."""
+"""Opening images to check them: damage, unusual formats, masks and boxes that do not fit, perceptual hashes."""
 
 from __future__ import annotations
 
@@ -14,90 +14,90 @@ from PIL import Image
 from ..errors import UserError
 from .duplicates import perceptual_hash
 from .formats import is_dicom
-from .images import open_file, read_image_file, read_mask_file, same_shape
+from .images import ORIENTATION, open_file, read_row_image, read_row_mask, same_aspect_ratio
 from .rows import Rows
 
 Severity = Literal["error", "warning", "info"]
-BLOCK = 1024  # pictures handed to the workers at once
-ORIENTATION = 0x0112  # in EXIF
+BLOCK = 1024  # images handed to the workers at once
 TWELVE_BITS = 4095
 
-TROUBLES: dict[str, tuple[Severity, str, str]] = {  # severity, topic, and what to say after "3 of 20 pictures"
+PROBLEMS: dict[str, tuple[Severity, str, str]] = {  # severity, topic, and the text after "3 of 20 images"
     "damaged": ("error", "files", "cannot be read"),
     "mask damaged": ("error", "files", "have a mask that cannot be read"),
-    "mask shape": ("error", "masks", "have a mask of another shape; give each a mask of its own"),
+    "mask shape": ("error", "masks", "have a mask of another aspect ratio"),
     "mask empty": ("warning", "masks", "have an empty mask"),
-    "mask full": ("warning", "masks", "have a mask that hides nothing"),
-    "mask size": ("info", "masks", "have a mask of another resolution, which is scaled"),
-    "box outside": ("error", "boxes", "have a box that lies outside them"),
-    "box over the edge": ("warning", "boxes", "have a box that reaches over the edge, where it is cut off"),
+    "mask full": ("warning", "masks", "have a mask that covers the whole image"),
+    "mask size": ("info", "masks", "have a mask of another resolution, which is resized"),
+    "box outside": ("error", "boxes", "have a box outside the image"),
+    "box over the edge": ("warning", "boxes", "have a box that exceeds the image and is clipped"),
     "nearly black": (
         "warning",
         "pictures",
-        f"are 16-bit files with no value above {TWELVE_BITS}, and so nearly black; rescale them to 16 bits, or give "
-        "DICOM files with a window",
+        f"are 16-bit files with no value above {TWELVE_BITS}, and so nearly black; rescale them to 16 bits, or "
+        "use DICOM files with a window",
     ),
-    "one colour": ("info", "duplicates", "are of one colour, and not compared with others"),
+    "one colour": ("info", "duplicates", "are of one colour and not checked for near-duplicates"),
 }
 
 
 @dataclass(frozen=True)
-class Look:
-    """What one picture shows when it is opened."""
+class ImageInspection:
+    """The findings about one image."""
 
     kinds: tuple[str, ...] = ()
     hash: int | None = None
-    troubles: tuple[tuple[str, str], ...] = ()  # into TROUBLES, and the details
+    problems: tuple[tuple[str, str], ...] = ()  # names in PROBLEMS, and details
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What many pictures show."""
+    """The findings about many images."""
 
     kinds: Counter[str]
-    troubles: dict[str, list[str]]  # by the names in TROUBLES: the pictures, with details
-    hashed: np.ndarray  # the rows that have a perceptual hash
+    problems: dict[str, list[str]]  # by the names in PROBLEMS: the images, with details
+    hashed: np.ndarray  # indices of the rows that have a perceptual hash
     hashes: np.ndarray  # uint64
 
 
-def inspect(rows: Rows, which: np.ndarray, workers: int, progress: Callable[[int], None] | None) -> Inspection:
-    """Open these rows in threads: Pillow decodes outside the interpreter's lock."""
-    kinds, troubles = Counter(), {name: [] for name in TROUBLES}
+def inspect_images(rows: Rows, indices: np.ndarray, workers: int, progress: Callable[[int], None] | None) -> Inspection:
+    """Open the images of these rows in threads: Pillow releases the interpreter lock while it decodes."""
+    kinds, problems = Counter(), {name: [] for name in PROBLEMS}
     hashed, hashes = [], []
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        for start in range(0, len(which), BLOCK):
-            block = which[start : start + BLOCK].tolist()
-            for row, seen in zip(block, pool.map(lambda row: look_at(rows, row), block), strict=True):
-                kinds.update(seen.kinds)
-                for name, details in seen.troubles:
-                    troubles[name].append(f"{rows.images[row]}: {details}" if details else rows.images[row])
-                if seen.hash is not None:
+        for start in range(0, len(indices), BLOCK):
+            block = indices[start : start + BLOCK].tolist()
+            for row, found in zip(block, pool.map(lambda row: inspect_image(rows, row), block), strict=True):
+                kinds.update(found.kinds)
+                for name, details in found.problems:
+                    problems[name].append(f"{rows.images[row]}: {details}" if details else rows.images[row])
+                if found.hash is not None:
                     hashed.append(row)
-                    hashes.append(seen.hash)
+                    hashes.append(found.hash)
             if progress is not None:
                 progress(start + len(block))
-    return Inspection(kinds, troubles, np.array(hashed, np.int64), np.array(hashes, np.uint64))
+    return Inspection(kinds, problems, np.array(hashed, np.int64), np.array(hashes, np.uint64))
 
 
-def look_at(rows: Rows, row: int) -> Look:
+def inspect_image(rows: Rows, row: int) -> ImageInspection:
     try:
-        image = read_image_file(rows, row)
-    except Exception as error:  # whatever one file does to its decoder, the others are still looked at
-        return Look(troubles=(("damaged", _reason(error).removeprefix(f"{rows.image_path(row)}: ")),))
-    seen = perceptual_hash(image)
+        image = read_row_image(rows, row)
+    except Exception as error:  # however a decoder fails on one file, the others are still checked
+        return ImageInspection(problems=(("damaged", _reason(error).removeprefix(f"{rows.image_path(row)}: ")),))
+    image_hash = perceptual_hash(image)
     kinds = _kinds(rows, row)
-    troubles = _mask_troubles(rows, row, image.size) + _box_troubles(rows, row, image.size)
-    troubles += _shades_troubles(rows, row) if "16-bit" in kinds else []
-    return Look(kinds, seen, (*troubles, *([("one colour", "")] if seen is None else [])))
+    problems = _mask_problems(rows, row, image.size) + _box_problems(rows, row, image.size)
+    problems += _depth_problems(rows, row) if "16-bit" in kinds else []
+    problems += [("one colour", "")] if image_hash is None else []
+    return ImageInspection(kinds, image_hash, tuple(problems))
 
 
 def _kinds(rows: Rows, row: int) -> tuple[str, ...]:
-    """What is unusual about the file, if anything."""
+    """What is unusual about the file format, if anything."""
     source = open_file(rows.root, rows.images[row])
     if is_dicom(source, rows.images[row]):
         return ("DICOM",)
     with Image.open(source) as file:
-        no_exif = file.format == "PNG" and "exif" not in file.info  # asking such a file would decode it again
+        no_exif = file.format == "PNG" and "exif" not in file.info  # getexif would decode such a file again
         unusual = {
             "grey": file.mode in ("1", "L", "LA"),
             "16-bit": file.mode.startswith("I") or file.mode == "F",
@@ -106,48 +106,48 @@ def _kinds(rows: Rows, row: int) -> tuple[str, ...]:
             "CMYK": file.mode == "CMYK",
             "animated": getattr(file, "is_animated", False),
         }
-    return tuple(kind for kind, here in unusual.items() if here)
+    return tuple(kind for kind, applies in unusual.items() if applies)
 
 
-def _shades_troubles(rows: Rows, row: int) -> list[tuple[str, str]]:
-    """Scanners write 12 bits into files of 16, of which the whole range counts."""
+def _depth_problems(rows: Rows, row: int) -> list[tuple[str, str]]:
+    """Scanners write 12 bits into 16-bit files, which are read over the full range."""
     with Image.open(open_file(rows.root, rows.images[row])) as file:
-        most = 0 if file.mode == "F" else int(np.asarray(file).max())
-    return [("nearly black", f"at most {most}")] if 0 < most <= TWELVE_BITS else []
+        largest = 0 if file.mode == "F" else int(np.asarray(file).max())
+    return [("nearly black", f"at most {largest}")] if 0 < largest <= TWELVE_BITS else []
 
 
-def _mask_troubles(rows: Rows, row: int, size: tuple[int, int]) -> list[tuple[str, str]]:
+def _mask_problems(rows: Rows, row: int, size: tuple[int, int]) -> list[tuple[str, str]]:
     try:
-        mask = read_mask_file(rows, row)
+        mask = read_row_mask(rows, row)
     except Exception as error:
         return [("mask damaged", _reason(error.__cause__ or error))]
     if mask is None:
         return []
     visible = np.asarray(mask)
-    troubles = []
+    problems = []
     if mask.size != size:
         sizes = f"{size[0]}×{size[1]}, mask {mask.size[0]}×{mask.size[1]}"
-        troubles.append(("mask size" if same_shape(mask.size, size) else "mask shape", sizes))
+        problems.append(("mask size" if same_aspect_ratio(mask.size, size) else "mask shape", sizes))
     if not visible.any():
-        troubles.append(("mask empty", ""))
+        problems.append(("mask empty", ""))
     elif visible.all():
-        troubles.append(("mask full", ""))
-    return troubles
+        problems.append(("mask full", ""))
+    return problems
 
 
-def _box_troubles(rows: Rows, row: int, size: tuple[int, int]) -> list[tuple[str, str]]:
-    """A pixel over the edge is a matter of counting, not a mistake."""
+def _box_problems(rows: Rows, row: int, size: tuple[int, int]) -> list[tuple[str, str]]:
+    """One pixel beyond the edge is a matter of counting convention, not a mistake."""
     if rows.boxes is None:
         return []
-    troubles = {}
+    problems = {}
     for box in rows.boxes[row]:
         left, top, right, bottom = box.tolist()
-        told = f"{left:g} {top:g} {right:g} {bottom:g} in {size[0]}×{size[1]}"
+        details = f"{left:g} {top:g} {right:g} {bottom:g} in {size[0]}×{size[1]}"
         if left >= size[0] or top >= size[1] or right <= 0 or bottom <= 0:
-            troubles["box outside"] = told
+            problems["box outside"] = details
         elif left < -1 or top < -1 or right > size[0] + 1 or bottom > size[1] + 1:
-            troubles["box over the edge"] = told
-    return list(troubles.items())
+            problems["box over the edge"] = details
+    return list(problems.items())
 
 
 def _reason(error: BaseException) -> str:

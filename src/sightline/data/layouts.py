@@ -1,4 +1,4 @@
-"""Published data sets by name, perhaps with an option after a colon: `imagenet9:mixed_rand`, `metashift-animals:3`."""
+"""Layouts of published datasets by name, optionally NAME:VARIANT (`imagenet9:mixed_rand`, `metashift-animals:3`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from .rows import Rows
 
-LAYOUTS = {
+# Name -> "module:function" in `datasets`, or the function itself for a reader outside the package.
+LAYOUTS: dict[str, str | Callable[..., Rows]] = {
     "celeba": "celeba:read_celeba",
     "cub": "cub:read_cub",
     "imagenet": "imagenet:read_imagenet",
@@ -36,23 +37,25 @@ LAYOUTS = {
     "waterbird200": "cub:read_waterbird200",
     "waterbirds": "waterbirds:read_waterbirds",
 }
-OPTIONS = {
+VARIANTS = {
     "imagenet9": "a variant, as in imagenet9:mixed_rand",
     "metashift-animals": "a seed, as in metashift-animals:3",
 }
 
 
-def reader_of(layout: str) -> Callable[[Path], Rows]:
-    """The function that reads a layout, with its option."""
-    name, colon, option = layout.partition(":")
+def layout_reader(layout: str) -> Callable[[Path], Rows]:
+    """The function that reads a layout, with its variant."""
+    name, colon, variant = layout.partition(":")
     if name not in LAYOUTS:
-        raise UserError(f"{name}: no such layout. Known layouts: {', '.join(LAYOUTS)}")
-    module, function = LAYOUTS[name].split(":")
-    read = getattr(importlib.import_module(f"sightline.datasets.{module}"), function)
+        raise UserError(f"unknown layout {name!r}; known layouts: {', '.join(LAYOUTS)}")
+    read = LAYOUTS[name]
+    if isinstance(read, str):
+        module, function = read.split(":")
+        read = getattr(importlib.import_module(f"sightline.datasets.{module}"), function)
     if not colon:
         return read
-    if name not in OPTIONS:
-        raise UserError(f"{layout}: the layout {name} has no options; write {name} alone")
-    if not option:
-        raise UserError(f"{layout}: nothing after the colon; {name} takes {OPTIONS[name]}")
-    return lambda path: read(path, option)
+    if name not in VARIANTS:
+        raise UserError(f"layout {layout!r}: {name} has no variants; use {name}")
+    if not variant:
+        raise UserError(f"layout {layout!r}: no variant after the colon; {name} takes {VARIANTS[name]}")
+    return lambda path: read(path, variant)

@@ -1,1 +1,1 @@
-"""Published datasets and those built here: one reader or builder each, their shared code, and the toy set."""
+"""Readers of published datasets, builders of datasets with a known shortcut, and the toy dataset."""

@@ -1,4 +1,4 @@
-"""Pickles, runs of pixels, class numbers, MATLAB: what some data sets are published as, made into files to read.
+"""`sightline convert`: pickles, run-length encodings, class numbers and MATLAB files into files that the readers read.
 
     sightline convert siim FOLDER                        # cxr_tube_dict.pkl and train-rle.csv
     sightline convert imagenet-s FOLDER                  # class numbers
@@ -6,7 +6,7 @@
     sightline convert metashift-animals FOLDER           # full-candidate-subsets.pkl
     sightline convert metashift-indoor-outdoor FOLDER    # imageID_to_group.pkl
 
-What is made lies beside what it is made from, where `--layout` looks for it.
+The new files are written beside the published ones, where `--layout` looks for them.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from PIL import Image
 
 from ..config import Convert
 from ..errors import UserError
-from .cub import save_mask, wrong_folder
 from .imagenet import NO_CLASS, SEGMENTATION_FILE, write_imagenet_s_masks
 from .metashift import CANDIDATES, GROUPS
 from .pickles import pickle_to_json
+from .reading import save_mask, wrong_folder
 from .siim import MASKS, TABLE, TUBES, write_masks
 
 
 def convert(layout: str, path: Path | str) -> list[str]:
-    """Make what this layout needs; a line for each thing that was made."""
+    """Write the files that this layout's reader needs; returns a line about each of them."""
     return CONVERTERS[layout](Path(path).expanduser())
 
 
-def _siim(root: Path) -> list[str]:
-    made = []
+def _convert_siim(root: Path) -> list[str]:
+    written = []
     if (root / f"{TUBES}.pkl").is_file():
-        made += _pickle(root, TUBES, "SIIM-ACR")
+        written += _convert_pickle(root, TUBES, "SIIM-ACR")
     if (root / TABLE).is_file():
-        made.append(f"{root / MASKS}: {write_masks(root):,} masks")
-    if not made:
+        written.append(f"{root / MASKS}: {write_masks(root):,} masks")
+    if not written:
         raise wrong_folder(root, "SIIM-ACR", f"{TABLE} or {TUBES}.pkl")
-    return made
+    return written
 
 
-def _imagenet_s(root: Path) -> list[str]:
+def _convert_imagenet_s(root: Path) -> list[str]:
     return [f"{root}: {write_imagenet_s_masks(root):,} masks"]
 
 
-def _pickle(root: Path, stem: str, layout: str) -> list[str]:
+def _convert_pickle(root: Path, stem: str, layout: str) -> list[str]:
     source, target = root / f"{stem}.pkl", root / f"{stem}.json"
     if not source.is_file():
         raise wrong_folder(root, layout, source.name)
@@ -62,47 +62,49 @@ def _pickle(root: Path, stem: str, layout: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Segmented:
-    """One picture of gtsegs_ijcv.mat."""
+class SegmentedImage:
+    """One image of gtsegs_ijcv.mat."""
 
     name: str
-    wnid: str  # "" where the file says none
+    wnid: str  # "" where the file has none
     pixels: np.ndarray  # uint8 [h, w, 3]
     mask: np.ndarray  # bool [h, w]
     annotations: int
 
 
-def _imagenet_segmentation(path: Path) -> list[str]:
-    """Every picture of the .mat file as images/WNID/NAME.png, its mask as masks/WNID/NAME.png, lossless."""
+def _convert_imagenet_segmentation(path: Path) -> list[str]:
+    """Every image of the .mat file as images/WNID/NAME.png, its mask as masks/WNID/NAME.png, lossless."""
     file = path if path.is_file() else path / SEGMENTATION_FILE
     if not file.is_file():
         raise wrong_folder(path, "ImageNet-Segmentation", SEGMENTATION_FILE)
     targets = {name: file.parent / name for name in ("images", "masks")}
-    parts = {name: file.parent / f"{name}.part" for name in targets}  # so that half a conversion is not taken for one
+    partial = {name: file.parent / f"{name}.part" for name in targets}  # renamed when the conversion is complete
     for target in targets.values():
         if target.exists():
-            raise UserError(f"{target}: is there already; remove it to convert {file.name} again")
+            raise UserError(f"{target}: exists already; remove it to convert {file.name} again")
     count = unclassed = several = 0
     try:
-        for part in parts.values():
-            shutil.rmtree(part, ignore_errors=True)
-        for picture in read_segmented(file):
-            place = Path(picture.wnid or NO_CLASS, f"{picture.name}.png")
-            _save_picture(picture, parts["images"] / place)
-            save_mask(picture.mask, parts["masks"] / place)
-            count, unclassed, several = count + 1, unclassed + (not picture.wnid), several + (picture.annotations > 1)
+        for folder in partial.values():
+            shutil.rmtree(folder, ignore_errors=True)
+        for image in read_segmented(file):
+            target = Path(image.wnid or NO_CLASS, f"{image.name}.png")
+            _save_image(image, partial["images"] / target)
+            save_mask(image.mask, partial["masks"] / target)
+            count, unclassed, several = count + 1, unclassed + (not image.wnid), several + (image.annotations > 1)
         for name in ("masks", "images"):
-            parts[name].rename(targets[name])
+            partial[name].rename(targets[name])
     except OSError as error:
         raise UserError(f"{file.parent}: cannot be written ({error.strerror or error})") from None
-    made = [f"{targets['images']} and {targets['masks'].name}: {count:,} pictures and their masks"]
-    made += [f"{unclassed:,} of them have no class in the file: for measuring masks, not answers"] if unclassed else []
-    made += [f"{several:,} were annotated several times: the first mask is taken, as in the papers"] if several else []
-    return made
+    written = [f"{targets['images']} and {targets['masks'].name}: {count:,} images and their masks"]
+    if unclassed:
+        written.append(f"{unclassed:,} of them have no class in the file: they can evaluate masks, not predictions")
+    if several:
+        written.append(f"{several:,} were annotated several times: the first mask is used, as in the papers")
+    return written
 
 
-def read_segmented(file: Path) -> Iterator[Segmented]:
-    """The pictures in MATLAB 7.3's form, which is HDF5: cells are references, and every array is transposed."""
+def read_segmented(file: Path) -> Iterator[SegmentedImage]:
+    """The images of a MATLAB 7.3 file, which is HDF5: cells are references, and every array is transposed."""
     try:
         import h5py
     except ImportError:
@@ -110,36 +112,36 @@ def read_segmented(file: Path) -> Iterator[Segmented]:
     try:
         opened = h5py.File(file, "r")
     except OSError:
-        raise UserError(f"{file}: not a MATLAB 7.3 file, or a damaged one; download it again") from None
+        raise UserError(f"{file}: not a MATLAB 7.3 file, or damaged; download it again") from None
     with opened as content:
         if "value/img" not in content or "value/gt" not in content:
             found = ", ".join(list(content)[:5]) or "nothing"
             raise UserError(f"{file}: not {SEGMENTATION_FILE}: expected value/img and value/gt; found {found}")
         if not len(content["value/img"]) or len(content["value/img"]) != len(content["value/gt"]):
-            raise UserError(f"{file}: expected as many value/gt as value/img, and some; download it again")
+            raise UserError(f"{file}: expected as many value/gt as value/img, at least one; download it again")
         for number in range(len(content["value/img"])):
             try:
-                yield _segmented(content, number)
+                yield _segmented_image(content, number)
             except (AttributeError, IndexError, KeyError, OSError, TypeError, ValueError) as error:
-                raise UserError(f"{file}: picture {number} of value/img cannot be read ({error})") from None
+                raise UserError(f"{file}: image {number} of value/img cannot be read ({error})") from None
 
 
-def _segmented(content: Any, number: int) -> Segmented:
+def _segmented_image(content: Any, number: int) -> SegmentedImage:
     pixels = np.asarray(content[content["value/img"][number, 0]]).transpose(2, 1, 0)
     annotations = content[content["value/gt"][number, 0]]
     mask = np.asarray(content[annotations[0, 0]]).transpose(1, 0)
     if pixels.dtype != np.uint8 or pixels.shape[2] != 3:
-        raise ValueError(f"expected RGB of 8 bits, found {pixels.shape[2]} channels of {pixels.dtype}")
+        raise ValueError(f"expected 8-bit RGB, found {pixels.shape[2]} channels of {pixels.dtype}")
     if mask.shape != pixels.shape[:2] or not np.isin(mask, (0, 1)).all():
-        raise ValueError("expected a mask of its size, with 0 and 1 only")
+        raise ValueError("expected a mask of the image's size with values 0 and 1 only")
     name = _text(content, "value/id", number) or f"{number:05}"
-    told = [_text(content, "value/target", number), name.partition("_")[0]]
-    wnid = next((word for word in told if re.fullmatch(r"n\d{8}", word)), "")
-    return Segmented(name, wnid, pixels, mask == 1, annotations.size)
+    candidates = [_text(content, "value/target", number), name.partition("_")[0]]
+    wnid = next((word for word in candidates if re.fullmatch(r"n\d{8}", word)), "")
+    return SegmentedImage(name, wnid, pixels, mask == 1, annotations.size)
 
 
 def _text(content: Any, column: str, number: int) -> str:
-    """MATLAB keeps text as UTF-16; "" where there is none, or none that could be a file's name."""
+    """MATLAB stores text as UTF-16; "" where there is none, or none that could be a file name."""
     if column not in content:
         return ""
     text = np.asarray(content[content[column][number, 0]])
@@ -149,19 +151,19 @@ def _text(content: Any, column: str, number: int) -> str:
     return word if re.fullmatch(r"\w[\w.-]*", word) else ""
 
 
-def _save_picture(picture: Segmented, file: Path) -> None:
+def _save_image(image: SegmentedImage, file: Path) -> None:
     if file.exists():
-        raise UserError(f"{file}: two pictures have this name in value/id; download {SEGMENTATION_FILE} again")
+        raise UserError(f"{file}: two images have this name in value/id; download {SEGMENTATION_FILE} again")
     file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture.pixels).save(file)
+    Image.fromarray(image.pixels).save(file)
 
 
 CONVERTERS: dict[str, Callable[[Path], list[str]]] = {
-    "imagenet-s": _imagenet_s,
-    "imagenet-segmentation": _imagenet_segmentation,
-    "metashift-animals": lambda root: _pickle(root, CANDIDATES, "MetaShift Animals"),
-    "metashift-indoor-outdoor": lambda root: _pickle(root, GROUPS, "MetaShift (indoor/outdoor)"),
-    "siim": _siim,
+    "imagenet-s": _convert_imagenet_s,
+    "imagenet-segmentation": _convert_imagenet_segmentation,
+    "metashift-animals": lambda root: _convert_pickle(root, CANDIDATES, "MetaShift Animals"),
+    "metashift-indoor-outdoor": lambda root: _convert_pickle(root, GROUPS, "MetaShift (indoor/outdoor)"),
+    "siim": _convert_siim,
 }
 
 

@@ -1,15 +1,15 @@
-"""Data sets made from bird photographs and scenes: `build("waterbirds", Build(cub, out, scenes))`.
+"""`sightline data`: datasets with a known shortcut, built from bird cut-outs and scenes.
 
-A set is a folder of pictures, masks, `rows.csv` and `about.json`. It appears under its name only when it is complete;
-what a stopped build has made lies in `NAME.partial`, and the same build goes on from there.
+    build("waterbirds", Build(cub, out, scenes))
+
+A dataset is a folder of images, masks, `rows.csv` and `about.json`. It gets its name only when it is complete; an
+interrupted build leaves `NAME.partial`, and the same command continues from there.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -20,130 +20,134 @@ import PIL
 from PIL import Image
 
 from ..config import Build, Data
-from ..console.terminal import counted
+from ..console.files import as_csv, write
+from ..console.terminal import counted, watched
 from ..errors import UserError
-from . import recipes as shifts
+from . import recipes
 from .birds import Birds, Scenes, read_birds, read_scenes
-from .paste import THINGS, Picture, paste
-from .pool import in_processes
+from .paste import OBJECTS, ImagePlan, paste
+from .pool import map_in_processes
 
-__all__ = ["BUILDERS", "Build", "Built", "Recipe", "build"]
-
-FORMAT = 1  # of what a recipe makes: raised when the same options give other pictures
-NOT_PART_OF_THE_SET = ("cub", "scenes", "out", "workers")
-POOLED_FROM = 64  # pictures: fewer are made before a pool of processes has started
+FORMAT = 1  # of the recipes: raised when the same options give other images
+NOT_IN_IDENTITY = ("cub", "scenes", "out", "workers")
+MIN_FOR_POOL = 64  # images: fewer are made before a pool of processes has started
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a set is planned, and which options have a say in it."""
+    """How the images of a dataset are planned, and which options it uses."""
 
-    plan: Callable[[Birds, Scenes, Build], list[Picture]]
+    plan: Callable[[Birds, Scenes, Build], list[ImagePlan]]
     uses: tuple[str, ...]
 
     @property
-    def about(self) -> str:
+    def summary(self) -> str:
         return (self.plan.__doc__ or "").split("\n")[0]
 
 
 @dataclass(frozen=True)
-class Built:
-    """A finished set."""
+class BuiltDataset:
+    """A finished dataset."""
 
     folder: Path
     images: int
-    reused: bool  # it was there already
+    reused: bool  # it existed already
     counts: dict[str, dict[str, int]]  # split, group
 
 
-PLACES = ("scenes", "land", "water")
+LAND_AND_WATER = ("scenes", "land", "water")
 BUILDERS: dict[str, Recipe] = {
-    "waterbirds": Recipe(shifts.waterbirds, (*PLACES, "correlation")),
-    "cub-swapped": Recipe(shifts.cub_swapped, PLACES),
-    "scenes-o2o": Recipe(shifts.scenes_o2o, ("scenes", "types")),
-    "scenes-m2m": Recipe(shifts.scenes_m2m, ("scenes", "types")),
-    "scenes-disjoint": Recipe(shifts.scenes_disjoint, ("scenes", "types")),
-    "mixed": Recipe(shifts.mixed, (*PLACES, "correlation")),
-    "displaced": Recipe(shifts.displaced, (*PLACES, "correlation", "distance", "moved")),
-    "spurious-object": Recipe(shifts.spurious_object, ("correlation", "objects")),
-    "si-score": Recipe(shifts.si_score, ("scenes", "types")),
+    "waterbirds": Recipe(recipes.waterbirds, (*LAND_AND_WATER, "correlation")),
+    "cub-swapped": Recipe(recipes.cub_swapped, LAND_AND_WATER),
+    "scenes-o2o": Recipe(recipes.scenes_o2o, ("scenes", "types")),
+    "scenes-m2m": Recipe(recipes.scenes_m2m, ("scenes", "types")),
+    "scenes-disjoint": Recipe(recipes.scenes_disjoint, ("scenes", "types")),
+    "mixed": Recipe(recipes.mixed, (*LAND_AND_WATER, "correlation")),
+    "displaced": Recipe(recipes.displaced, (*LAND_AND_WATER, "correlation", "distance", "moved")),
+    "spurious-object": Recipe(recipes.spurious_object, ("correlation", "objects")),
+    "si-score": Recipe(recipes.si_score, ("scenes", "types")),
 }
 ALWAYS_USED = ("cub", "out", "seed", "limit", "workers", "quality")
 
 
-def build(name: str, options: Build) -> Built:
-    """Make the set of this name, or find it made."""
-    recipe = _recipe(name, options)
+def build(name: str, options: Build) -> BuiltDataset:
+    """Build the dataset of this name, or reuse it if it is already there."""
+    recipe = _check_options(name, options)
     birds = read_birds(options.cub)
     scenes = read_scenes(options.scenes) if "scenes" in recipe.uses and options.scenes else None
     identity = _identity(name, recipe, options, birds, scenes)
-    if _is_there(options.out, identity):
+    if _already_built(options.out, identity):
         about = json.loads((options.out / "about.json").read_text())
-        return Built(options.out, about["images"], True, about["counts"])
-    pictures = shifts.sample(recipe.plan(birds, scenes, options), options.limit)  # ty: ignore[invalid-argument-type]
+        return BuiltDataset(options.out, about["images"], True, about["counts"])
+    plans = recipe.plan(birds, scenes, options)  # ty: ignore[invalid-argument-type]
+    plans = recipes.limit_birds(plans, options.limit)
     unfinished = options.out.with_name(options.out.name + ".partial")
     try:
-        _begin(unfinished, identity)
-        rows = list(_made(pictures, birds, scenes, unfinished, options))
-        counts = _counts(pictures)
-        _write_rows(unfinished / "rows.csv", rows)
-        about = identity | {"about": recipe.about, "images": len(rows), "counts": counts, "made with": _versions()}
+        _start_or_continue(unfinished, identity)
+        rows = list(_write_images(plans, birds, scenes, unfinished, options))
+        counts = _count_groups(plans)
+        write(unfinished / "rows.csv", as_csv(list(rows[0]), rows))
+        about = identity | {"about": recipe.summary, "images": len(rows), "counts": counts, "made with": _versions()}
         _write_json(unfinished / "about.json", about)
         unfinished.rename(options.out)
     except OSError as error:
-        where = error.filename or unfinished
-        raise UserError(f"{where}: cannot be written ({error.strerror}); what is made stays, run it again") from error
-    return Built(options.out, len(rows), False, counts)
+        path = error.filename or unfinished
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}); finished images are kept, run the command again"
+        ) from error
+    return BuiltDataset(options.out, len(rows), False, counts)
 
 
-def _recipe(name: str, options: Build) -> Recipe:
+def _check_options(name: str, options: Build) -> Recipe:
     if name not in BUILDERS:
-        raise UserError(f"no data set is called '{name}'; there are {', '.join(BUILDERS)}")
+        raise UserError(f"no dataset is called '{name}'; the datasets are {', '.join(BUILDERS)}")
     recipe = BUILDERS[name]
     if "scenes" in recipe.uses and options.scenes is None:
-        raise UserError(f"{name} needs scenes: say where they are with --scenes")
+        raise UserError(f"{name} needs scene photographs: give their folder with --scenes")
     for field in fields(options):
         default = field.default if field.default is not MISSING else None
         if field.name not in (*ALWAYS_USED, *recipe.uses, "scenes") and getattr(options, field.name) != default:
-            takers = ", ".join(other for other, its in BUILDERS.items() if field.name in its.uses)
-            raise UserError(f"{name} does not take --{field.name}; it belongs to {takers}")
+            users = ", ".join(other for other, its in BUILDERS.items() if field.name in its.uses)
+            raise UserError(f"{name} does not use --{field.name}; it belongs to {users}")
     if not 1 <= options.quality <= 100:
-        raise UserError(f"quality {options.quality}: from 1 to 100")
+        raise UserError(f"--quality {options.quality}: expected 1 to 100")
     if options.limit is not None and options.limit < 1:
-        raise UserError(f"limit {options.limit}: at least one bird")
+        raise UserError(f"--limit {options.limit}: expected at least one bird")
     if options.correlation is not None and not 0 <= options.correlation <= 1:
-        raise UserError(f"correlation {options.correlation:g}: from 0 to 1")
-    unknown = set(options.objects) - {"none", *THINGS}
+        raise UserError(f"--correlation {options.correlation:g}: expected 0 to 1")
+    unknown = set(options.objects) - {"none", *OBJECTS}
     if unknown or options.objects[0] == options.objects[1]:
-        wrong = f"no object is called {', '.join(sorted(unknown))}" if unknown else "two classes with the same object"
-        raise UserError(f"objects {' '.join(options.objects)}: {wrong}; choose two of none, {', '.join(THINGS)}")
+        problem = (
+            f"no object is called {', '.join(sorted(unknown))}" if unknown else "both classes have the same object"
+        )
+        raise UserError(f"--objects {' '.join(options.objects)}: {problem}; choose two of none, {', '.join(OBJECTS)}")
     return recipe
 
 
 def _identity(name: str, recipe: Recipe, options: Build, birds: Birds, scenes: Scenes | None) -> dict:
-    """What makes two sets the same, in JSON's types; no paths."""
-    used = (key for key in (*ALWAYS_USED, *recipe.uses) if key not in NOT_PART_OF_THE_SET)
-    sources = {"birds": birds.about} | ({"scenes": scenes.about} if scenes else {})
+    """What makes two datasets the same, in JSON types and without paths."""
+    used = (key for key in (*ALWAYS_USED, *recipe.uses) if key not in NOT_IN_IDENTITY)
+    sources = {"birds": birds.identity} | ({"scenes": scenes.identity} if scenes else {})
     settings = {key: asdict(options)[key] for key in used}
     return json.loads(json.dumps({"recipe": name, "format": FORMAT, "options": settings, "sources": sources}))
 
 
-def _is_there(out: Path, identity: dict) -> bool:
+def _already_built(out: Path, identity: dict) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     difference = _difference(out, identity)
     if difference:
-        raise UserError(f"{out}: already there, and {difference}; choose another folder or remove it")
+        raise UserError(f"{out}: exists already, and {difference}; choose another folder or remove it")
     return True
 
 
-def _begin(unfinished: Path, identity: dict) -> None:
+def _start_or_continue(unfinished: Path, identity: dict) -> None:
     if unfinished.exists():
         difference = _difference(unfinished, identity)
         if difference:
-            raise UserError(f"{unfinished}: a stopped build, and {difference}; remove it to start afresh")
+            raise UserError(f"{unfinished}: an interrupted build, and {difference}; remove it to start again")
         for path in unfinished.rglob("*"):
-            if path.suffix[1:].isdigit():  # half-written when it was stopped
+            if path.suffix[1:].isdigit() or path.suffix == ".partial":  # half-written at the interruption
                 path.unlink()
         return
     unfinished.mkdir(parents=True)
@@ -151,12 +155,12 @@ def _begin(unfinished: Path, identity: dict) -> None:
 
 
 def _difference(folder: Path, identity: dict) -> str:
-    """What sets the set in this folder apart from the wanted one; nothing if it is the same."""
+    """How the dataset in this folder differs from the wanted one; "" if it is the same."""
     try:
-        there = json.loads((folder / "about.json").read_text())
-        found, wanted = ({**about, **about["options"], **about["sources"]} for about in (there, identity))
+        about = json.loads((folder / "about.json").read_text())
+        found, wanted = ({**facts, **facts["options"], **facts["sources"]} for facts in (about, identity))
     except (OSError, ValueError, KeyError, TypeError):
-        return "not one of our data sets"
+        return "it is not a dataset built by sightline data"
     keys = [key for key in wanted if key not in ("options", "sources") and found.get(key) != wanted[key]]
     return ", ".join(f"its {key} is {_short(found.get(key))}, not {_short(wanted[key])}" for key in keys[:2])
 
@@ -165,40 +169,44 @@ def _short(value: object) -> str:
     return f"{value['name']} ({value['sha256'][:8]})" if isinstance(value, dict) else str(value)
 
 
-def _made(
-    pictures: list[Picture], birds: Birds, scenes: Scenes | None, folder: Path, options: Build
+def _write_images(
+    plans: list[ImagePlan], birds: Birds, scenes: Scenes | None, folder: Path, options: Build
 ) -> Iterator[dict[str, str]]:
-    """The row of each picture, when it is on disk."""
-    one = partial(_make, birds=Birds(birds.files, ()), scenes=scenes and Scenes(scenes.files, {}), folder=folder)
-    one = partial(one, quality=options.quality)
-    workers = options.workers or _cores()
-    if workers == 1 or len(pictures) < POOLED_FROM:
-        yield from _watched(map(one, pictures), len(pictures))
-        return
-    yield from _watched(in_processes(one, pictures, workers, chunk=16), len(pictures))
+    """The row of each image, once its files are on disk."""
+    job = partial(
+        _write_image,
+        birds=Birds(birds.files, ()),
+        scenes=scenes and Scenes(scenes.files, {}),
+        folder=folder,
+        quality=options.quality,
+    )
+    workers = options.workers or _available_cores()
+    pooled = workers > 1 and len(plans) >= MIN_FOR_POOL
+    rows = map_in_processes(job, plans, workers, chunk=16) if pooled else map(job, plans)
+    yield from watched(rows, len(plans), "making images")
 
 
-def _make(picture: Picture, birds: Birds, scenes: Scenes | None, folder: Path, quality: int) -> dict[str, str]:
-    """Write a picture's files, the image last: where that is, the others are."""
-    image = f"images/{picture.name}.{'webp' if quality == 100 else 'jpg'}"
-    mask, thing = f"masks/{picture.name}.png", f"objects/{picture.name}.png" if picture.thing else ""
-    box: tuple[float, ...] | None = picture.bird.box
+def _write_image(plan: ImagePlan, birds: Birds, scenes: Scenes | None, folder: Path, quality: int) -> dict[str, str]:
+    """Write an image and its masks; the image comes last, so where it exists, the masks do."""
+    image = f"images/{plan.name}.{'webp' if quality == 100 else 'jpg'}"
+    mask, object_mask = f"masks/{plan.name}.png", f"objects/{plan.name}.png" if plan.spurious else ""
+    box: tuple[float, ...] | None = plan.bird.box
     if not (folder / image).exists():
-        pasted = paste(picture, birds, scenes)
+        pasted = paste(plan, birds, scenes)
         box = pasted.box
-        if pasted.thing:
-            _save(pasted.thing, folder / thing)
+        if pasted.object_mask:
+            _save(pasted.object_mask, folder / object_mask)
         _save(pasted.mask, folder / mask)
         _save(pasted.image, folder / image, quality)
-    elif picture.pose:
-        with Image.open(folder / mask) as made:
-            box = made.getbbox()
+    elif plan.pose:
+        with Image.open(folder / mask) as saved:
+            box = saved.getbbox()
     assert box is not None, "no mask is empty"
-    row = {"image": image, "label": picture.label, "split": picture.split}
-    row |= {f"group_{name}": value for name, value in picture.groups.items()}
+    row = {"image": image, "label": plan.label, "split": plan.split}
+    row |= {f"group_{name}": value for name, value in plan.groups.items()}
     row |= {"mask": mask, "box": " ".join(f"{edge:g}" for edge in box)}
-    row |= {"object_mask": thing} if "object" in picture.groups else {}
-    return row | {"bird": str(picture.bird.id), "scene": picture.scene} | dict(picture.extra)
+    row |= {"object_mask": object_mask} if "object" in plan.groups else {}
+    return row | {"bird": str(plan.bird.id), "scene": plan.scene} | dict(plan.extra)
 
 
 def _save(image: Image.Image, path: Path, quality: int | None = None) -> None:
@@ -213,34 +221,16 @@ def _save(image: Image.Image, path: Path, quality: int | None = None) -> None:
     temporary.replace(path)
 
 
-def _counts(pictures: Iterable[Picture]) -> dict[str, dict[str, int]]:
-    counter = Counter((p.split, "/".join((p.label, *p.groups.values()))) for p in pictures)
+def _count_groups(plans: Iterable[ImagePlan]) -> dict[str, dict[str, int]]:
+    counter = Counter((plan.split, "/".join((plan.label, *plan.groups.values()))) for plan in plans)
     counts: dict[str, dict[str, int]] = {split: {} for split in ("train", "val", "test")}
     for (split, group), number in sorted(counter.items()):
         counts[split][group] = number
     return counts
 
 
-def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def _write_json(path: Path, value: dict) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
-    temporary.replace(path)
-
-
-def _watched(rows: Iterable[dict[str, str]], total: int) -> Iterable[dict[str, str]]:
-    if not sys.stderr.isatty():
-        return rows
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(rows, "making pictures", total, console=Console(stderr=True))
+    write(path, json.dumps(value, indent=1) + "\n")
 
 
 def _versions() -> dict[str, str]:
@@ -249,14 +239,14 @@ def _versions() -> dict[str, str]:
     return {"sightline": __version__, "pillow": PIL.__version__}
 
 
-def _cores() -> int:
+def _available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-MOST_GROUPS = 12  # named one by one
+MAX_GROUPS = 12  # listed one by one
 
 
 def run_command(command: Data) -> int:
@@ -264,16 +254,16 @@ def run_command(command: Data) -> int:
     built = build(command.name, Build(**options))
     print(f"{built.folder}: {counted(built.images)}{' (already there)' if built.reused else ''}")
     for split, counts in built.counts.items():
-        print(f"  {split}: {in_a_line(counts)}")
+        print(f"  {split}: {format_counts(counts)}")
     return 0
 
 
-def in_a_line(counts: Mapping[str, int]) -> str:
-    """How many pictures each group has; where groups are many, all classes together."""
-    if len(counts) <= MOST_GROUPS:
+def format_counts(counts: Mapping[str, int]) -> str:
+    """The number of images in each group; where there are many groups, all classes together."""
+    if len(counts) <= MAX_GROUPS:
         return ", ".join(f"{group} {count:,}" for group, count in counts.items())
-    together: Counter[str] = Counter()
+    by_attribute: Counter[str] = Counter()
     for group, count in counts.items():
-        together[group.partition("/")[2]] += count
+        by_attribute[group.partition("/")[2]] += count
     classes = len({group.partition("/")[0] for group in counts})
-    return ", ".join(f"{group} {count:,}" for group, count in together.items()) + f", of {classes} classes"
+    return ", ".join(f"{group} {count:,}" for group, count in by_attribute.items()) + f", of {classes} classes"

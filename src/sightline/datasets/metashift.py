@@ -1,4 +1,4 @@
-"""MetaShift: cats and dogs (two splits that cannot be compared), and eight animals, in named contexts."""
+"""MetaShift: cats and dogs (two splits that are not comparable), and eight animals, in named contexts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ import numpy as np
 
 from ..data.rows import TEST, TRAIN, Rows
 from ..errors import UserError
-from .cub import NO_VAL, Folder, class_folders, locate, pictures, present, rows_of_folders, wrong_folder
 from .pickles import read_converted
+from .reading import (
+    NO_VALIDATION,
+    Folder,
+    class_folders,
+    existing,
+    image_names,
+    locate,
+    rows_from_folders,
+    wrong_folder,
+)
 
 CATS_AND_DOGS = ("cat", "dog")
 DISC = {
@@ -21,27 +30,27 @@ INDOOR_OUTDOOR = {
     "train": {"cat": ("indoor",), "dog": ("outdoor",)},
     "test": {"cat": ("outdoor",), "dog": ("indoor",)},
 }
-SPLIT_NUMBERS = {"train": TRAIN, "test": TEST}
+SPLIT_OF = {"train": TRAIN, "test": TEST}
 ANIMALS = ("bear", "bird", "cow", "elephant", "giraffe", "horse", "sheep", "zebra")
 CANDIDATES = "full-candidate-subsets"
 GROUPS = "imageID_to_group"
-PICTURES = ("images", "allImages/images")
-SMALLEST = 25  # pictures in a subset, MetaShift's own default
+IMAGE_FOLDERS = ("images", "allImages/images")
+SMALLEST = 25  # images in a subset, MetaShift's own default
 
 
 def read_metashift_disc(root: Path) -> Rows:
     """The split of DISC, iFAM and TTR: train on sofas, beds, benches and bikes, test on shelves."""
     needs = [f"{split}/{pet}" for split in DISC for pet in CATS_AND_DOGS]
     folder = locate(root, "MetaShift (DISC)", needs, inside=("MetaDatasetCatDog",))
-    folders = _contexts(folder, DISC, "MetaShift (DISC)", {split: split for split in DISC})
-    files = Counter((f.split, f.label, name) for f in folders for name in pictures(folder / f.path))
-    twice = sum(count - 1 for count in files.values())
-    notes = [f"{NO_VAL}; DISC takes 15 % of the test pictures for it, which is not done here"]
-    notes += [f"pictures in two contexts of one class, counted in both: {twice:,}"] if twice else []
+    folders = _context_folders(folder, DISC, "MetaShift (DISC)", {split: split for split in DISC})
+    files = Counter((f.split, f.label, name) for f in folders for name in image_names(folder / f.path))
+    repeated = sum(count - 1 for count in files.values())
+    notes = [f"{NO_VALIDATION}; DISC takes 15 % of the test images for validation, which is not done here"]
+    notes += [f"images in two contexts of one class, counted in both: {repeated:,}"] if repeated else []
     used = {f.path for f in folders}
-    others = [name for path in needs for name in class_folders(folder / path) if f"{path}/{name}" not in used]
-    notes += [f"contexts of other experiments are left out ({', '.join(others[:4])})"] if others else []
-    return rows_of_folders("metashift-disc", folder, CATS_AND_DOGS, folders, notes)
+    unused = [name for path in needs for name in class_folders(folder / path) if f"{path}/{name}" not in used]
+    notes += [f"contexts of other experiments are left out ({', '.join(unused[:4])})"] if unused else []
+    return rows_from_folders("metashift-disc", folder, CATS_AND_DOGS, folders, notes)
 
 
 def read_metashift_indoor_outdoor(root: Path) -> Rows:
@@ -52,121 +61,122 @@ def read_metashift_indoor_outdoor(root: Path) -> Rows:
     needs = [f"{split}/{pet}" for split in ("train", test) for pet in CATS_AND_DOGS]
     locate(folder, layout, needs)
     if any(class_folders(folder / path) for path in needs):
-        folders = _contexts(folder, INDOOR_OUTDOOR, layout, {"train": "train", "test": test})
+        folders = _context_folders(folder, INDOOR_OUTDOOR, layout, {"train": "train", "test": test})
     else:
         folders = _without_context_folders(folder, test)
-    return rows_of_folders("metashift-indoor-outdoor", folder, CATS_AND_DOGS, folders, [NO_VAL])
+    return rows_from_folders("metashift-indoor-outdoor", folder, CATS_AND_DOGS, folders, [NO_VALIDATION])
 
 
 def read_metashift_animals(root: Path, seed: int | str = 0) -> Rows:
-    """Eight animals, tested in contexts they were not trained in; which context is whose is drawn from the seed.
+    """Eight animals, tested in contexts they were not trained in; the contexts are divided at random by the seed.
 
-    A picture in several contexts makes several rows. No training picture is in any test context.
+    An image in several contexts makes several rows. No training image is in any test context.
     """
     if not str(seed).isdecimal():
-        raise UserError(f"{seed}: no seed of MetaShift Animals; expected a number, as in metashift-animals:3")
-    needs_it = f"{CANDIDATES}.json and pictures as images/ID.jpg"
-    subsets = _candidates(root, needs_it)
-    pictures_in = next((path for path in PICTURES if (root / path).is_dir()), None)
-    if pictures_in is None:
-        raise wrong_folder(root, "MetaShift Animals", needs_it)
-    contexts = _divide(root, subsets, np.random.default_rng(int(seed)))
-    tested = {picture for split, name in contexts if split == TEST for picture in subsets[name]}
+        raise UserError(f"{seed}: not a seed for MetaShift Animals; expected a number, as in metashift-animals:3")
+    expected = f"{CANDIDATES}.json and images as images/ID.jpg"
+    subsets = _read_subsets(root, expected)
+    image_folder = next((path for path in IMAGE_FOLDERS if (root / path).is_dir()), None)
+    if image_folder is None:
+        raise wrong_folder(root, "MetaShift Animals", expected)
+    contexts = _divide_contexts(root, subsets, np.random.default_rng(int(seed)))
+    test_images = {image for split, name in contexts if split == TEST for image in subsets[name]}
     folders, dropped = [], 0
     for split, name in contexts:
-        animal, context = _parsed(name)
-        kept = [picture for picture in subsets[name] if split == TEST or picture not in tested]
+        animal, context = _parse_subset(name)
+        kept = [image for image in subsets[name] if split == TEST or image not in test_images]
         dropped += len(subsets[name]) - len(kept)
-        files = tuple(f"{picture}.jpg" for picture in sorted(kept))
-        _refuse_missing(root, pictures_in, files, name)
-        folders.append(Folder(pictures_in, ANIMALS.index(animal), split, context, files))
+        files = tuple(f"{image}.jpg" for image in sorted(kept))
+        _check_subset(root, image_folder, files, name)
+        folders.append(Folder(image_folder, ANIMALS.index(animal), split, context, files))
     notes = [
-        f"{NO_VAL}; neither is the division of the contexts: this one is drawn with seed {seed}",
-        f"rows taken from train because their pictures are in a test context: {dropped:,}",
-        "a picture in several contexts makes several rows",
+        f"{NO_VALIDATION}, nor is the division of the contexts: this one is drawn with seed {seed}",
+        f"rows removed from train because their images are in a test context: {dropped:,}",
+        "an image in several contexts makes several rows",
     ]
     several = _with_several_animals(folders)
-    notes += [f"pictures that show several of the animals and are rows of each: {several:,}"] if several else []
-    return rows_of_folders("metashift-animals", root, ANIMALS, folders, notes)
+    notes += [f"images that show several of the animals and are rows of each: {several:,}"] if several else []
+    return rows_from_folders("metashift-animals", root, ANIMALS, folders, notes)
 
 
-def _contexts(folder: Path, scheme: dict, layout: str, folder_of: dict[str, str]) -> list[Folder]:
+def _context_folders(folder: Path, scheme: dict, layout: str, folder_of: dict[str, str]) -> list[Folder]:
     """Folders such as train/cat/cat(sofa)."""
     folders = []
-    for split, pets in scheme.items():
+    for split, contexts_of in scheme.items():
         for label, pet in enumerate(CATS_AND_DOGS):
-            wanted = [f"{pet}({context})" for context in pets[pet]]
+            names = [f"{pet}({context})" for context in contexts_of[pet]]
             path = f"{folder_of[split]}/{pet}"
-            if not set(wanted) <= set(class_folders(folder / path)):
-                raise wrong_folder(folder / path, layout, f"{', '.join(wanted)} (MetaShift has several splits)")
+            if not set(names) <= set(class_folders(folder / path)):
+                raise wrong_folder(folder / path, layout, f"{', '.join(names)} (MetaShift has several splits)")
             folders += [
-                Folder(f"{path}/{name}", label, SPLIT_NUMBERS[split], context)
-                for name, context in zip(wanted, pets[pet], strict=True)
+                Folder(f"{path}/{name}", label, SPLIT_OF[split], context)
+                for name, context in zip(names, contexts_of[pet], strict=True)
             ]
     return folders
 
 
 def _without_context_folders(folder: Path, test: str) -> list[Folder]:
-    """Pictures right in train/cat: this split's by their place, unless imageID_to_group says they are mixed."""
-    group_of: dict = {}
+    """Images directly in train/cat: the folder implies the context, unless imageID_to_group contradicts it."""
+    contexts_of: dict = {}
     if any((folder / f"{GROUPS}.{ending}").exists() for ending in ("json", "pkl")):
-        group_of = read_converted(folder, GROUPS, "metashift-indoor-outdoor")
+        contexts_of = read_converted(folder, GROUPS, "metashift-indoor-outdoor")
     folders = []
     for split, name in (("train", "train"), ("test", test)):
         for label, pet in enumerate(CATS_AND_DOGS):
             path, (context,) = f"{name}/{pet}", INDOOR_OUTDOOR[split][pet]
-            for file in pictures(folder / path):
-                told = group_of.get(Path(file).stem, [f"{pet}({context})"])
-                if f"{pet}({context})" not in told:
+            for file in image_names(folder / path):
+                contexts = contexts_of.get(Path(file).stem, [f"{pet}({context})"])
+                if f"{pet}({context})" not in contexts:
                     raise UserError(
-                        f"{folder / path / file}: is {told[0]} by {GROUPS}.json, so this is the mixed variant "
-                        f"(MetaShift-subpopulation-shift); expected only {pet}({context}) in {path}"
+                        f"{folder / path / file}: is {contexts[0]} according to {GROUPS}.json, so this is the mixed "
+                        f"variant (MetaShift-subpopulation-shift); expected only {pet}({context}) in {path}"
                     )
-            folders.append(Folder(path, label, SPLIT_NUMBERS[split], context))
+            folders.append(Folder(path, label, SPLIT_OF[split], context))
     return folders
 
 
-def _candidates(root: Path, expected: str) -> dict[str, list[str]]:
-    """The pictures of each large enough subset of our animals."""
+def _read_subsets(root: Path, expected: str) -> dict[str, list[str]]:
+    """The images of each subset of the eight animals that is large enough."""
     if not any((root / f"{CANDIDATES}.{ending}").exists() for ending in ("json", "pkl")):
         raise wrong_folder(root, "MetaShift Animals", expected)
     subsets = {}
     for name, ids in read_converted(root, CANDIDATES, "metashift-animals").items():
-        if _parsed(name)[0] not in ANIMALS:
+        if _parse_subset(name)[0] not in ANIMALS:
             continue
-        if not isinstance(ids, list) or not all(isinstance(picture, str) for picture in ids):
-            raise UserError(f"{root / CANDIDATES}.json: {name} is no list of picture ids")
+        if not isinstance(ids, list) or not all(isinstance(image, str) for image in ids):
+            raise UserError(f"{root / CANDIDATES}.json: {name} is not a list of image ids")
         if len(set(ids)) >= SMALLEST:
             subsets[name] = sorted(set(ids))
     return subsets
 
 
-def _parsed(name: str) -> tuple[str, str]:
+def _parse_subset(name: str) -> tuple[str, str]:
     """`dog(fire hydrant)` is a dog beside a fire hydrant."""
     animal, _, context = name.partition("(")
     return animal.strip(), context.removesuffix(")")
 
 
-def _divide(root: Path, subsets: dict[str, list[str]], generator: np.random.Generator) -> list[tuple[int, str]]:
-    """Each subset with its split: half of an animal's contexts to train, drawn at random; an odd one goes to test."""
+def _divide_contexts(root: Path, subsets: dict[str, list[str]], rng: np.random.Generator) -> list[tuple[int, str]]:
+    """Each subset with its split: half of an animal's contexts go to train, at random; an odd one goes to test."""
     divided = []
     for animal in ANIMALS:
-        names = sorted(name for name in subsets if _parsed(name)[0] == animal)
+        names = sorted(name for name in subsets if _parse_subset(name)[0] == animal)
         if len(names) < 2:
             raise UserError(
-                f"{root / CANDIDATES}.json: {len(names)} contexts of {animal} have {SMALLEST} pictures; it needs two"
+                f"{root / CANDIDATES}.json: {len(names)} contexts of {animal} have at least {SMALLEST} images; "
+                "two are needed"
             )
-        generator.shuffle(names)
+        rng.shuffle(names)
         half = len(names) // 2
-        divided += [(TRAIN if place < half else TEST, name) for place, name in enumerate(names)]
+        divided += [(TRAIN if index < half else TEST, name) for index, name in enumerate(names)]
     return sorted(divided)
 
 
-def _refuse_missing(root: Path, folder: str, files: tuple[str, ...], subset: str) -> None:
+def _check_subset(root: Path, folder: str, files: tuple[str, ...], subset: str) -> None:
     paths = [f"{folder}/{file}" for file in files]
-    lacking = [path for path, there in zip(paths, present(root, paths), strict=True) if not there]
-    if lacking:
-        raise UserError(f"{root / CANDIDATES}.json: {subset} lists {lacking[0]}, which is not there; restore it")
+    missing = sorted(set(paths) - set(existing(root, paths)))
+    if missing:
+        raise UserError(f"{root / CANDIDATES}.json: {subset} lists {missing[0]}, which does not exist; restore it")
 
 
 def _with_several_animals(folders: list[Folder]) -> int:
@@ -174,4 +184,4 @@ def _with_several_animals(folders: list[Folder]) -> int:
     for folder in folders:
         for file in folder.names or ():
             labels.setdefault(file, set()).add(folder.label)
-    return sum(len(found) > 1 for found in labels.values())
+    return sum(len(several) > 1 for several in labels.values())

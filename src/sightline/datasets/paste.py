@@ -1,6 +1,6 @@
-"""One picture from a bird and a scene: pasted as it was photographed, or moved, turned, shrunk, or with a thing beside.
+"""One image from a bird and a scene: the bird as photographed or moved, rotated and resized, perhaps with an object.
 
-Masks are hard, one bit per pixel: inside them is the bird and nothing else, outside them nothing of it.
+Masks are hard, one bit per pixel: every pixel inside is the bird's, and no pixel outside is.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from ..errors import UserError
 from .birds import Bird, Birds, Scenes
 
 BICUBIC = Image.Resampling.BICUBIC
-MOST_COVERED = 0.05  # of the bird, by a thing beside it
-MOST_HIDDEN = 0.4  # of the thing, by lying on the bird: it should mostly lie beside
-TRIES = 80  # places for a thing, before it is made smaller
-FINE = 4  # things are drawn so many times larger, then shrunk: smooth edges
+MAX_COVERED = 0.05  # fraction of the bird that a spurious object may cover
+MAX_OVERLAP = 0.4  # fraction of the object that may lie on the bird: it should mostly be beside it
+TRIES = 80  # positions for an object before it is made smaller
+SUPERSAMPLING = 4  # objects are drawn this many times larger, then downsampled: smooth edges
 
 
 @dataclass(frozen=True)
 class Pose:
-    """Where a cut-out bird goes; positions and extents in shares of the picture."""
+    """Where a cut-out bird goes; positions and extents are fractions of the image."""
 
-    extent: float  # of the bird's bounding box, in whichever direction is the tighter
+    extent: float  # of the bird's bounding box, in the tighter direction
     x: float = 0.5  # of the box's centre
     y: float = 0.5
     angle: float = 0.0  # degrees, anticlockwise
-    enlarge: bool = True  # or only ever shrink
+    enlarge: bool = True  # False: only ever shrink
 
 
 @dataclass(frozen=True)
-class Thing:
-    """A drawn object; the seed says what it looks like and where it goes."""
+class SpuriousObject:
+    """A drawn object beside the bird; the seed determines its appearance and its position."""
 
     kind: str
     seed: int
 
 
 @dataclass(frozen=True)
-class Picture:
-    """What a picture will be: everything but its pixels."""
+class ImagePlan:
+    """Everything about an image but its pixels: which bird, on which scene, in which split and groups."""
 
     bird: Bird
     split: str
     label: str
     groups: Mapping[str, str]
-    scene: str = ""  # none: the bird's own photograph
-    variant: str = ""  # tells the pictures of one bird from each other
-    pose: Pose | None = None  # none: where it was photographed
-    thing: Thing | None = None
-    extra: Mapping[str, str] = field(default_factory=dict)  # more columns, which make no groups
+    scene: str = ""  # "": the bird's own photograph
+    variant: str = ""  # distinguishes several images of one bird
+    pose: Pose | None = None  # None: where it was photographed
+    spurious: SpuriousObject | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)  # further columns, which make no groups
 
     @property
     def name(self) -> str:
@@ -60,32 +60,32 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Pasted:
-    """The pixels of a picture, and where its bird is."""
+class PastedImage:
+    """The pixels of an image, and where its bird is."""
 
     image: Image.Image
-    mask: Image.Image  # the bird, as far as it can be seen
+    mask: Image.Image  # the visible pixels of the bird
     box: tuple[float, ...]  # CUB's own for a bird that was not moved, else the mask's
-    thing: Image.Image | None = None  # every pixel that the object touches
+    object_mask: Image.Image | None = None  # every pixel that the spurious object touches
 
 
-def paste(picture: Picture, birds: Birds, scenes: Scenes | None) -> Pasted:
-    bird = picture.bird
+def paste(plan: ImagePlan, birds: Birds, scenes: Scenes | None) -> PastedImage:
+    bird = plan.bird
     photo, mask, box = birds.photo(bird), birds.mask(bird), bird.box
     if photo.size != mask.size or mask.getbbox() is None:
-        what = "is empty" if photo.size == mask.size else f"has {mask.size} pixels, the photograph {photo.size}"
-        raise UserError(f"{birds.files.root / bird.mask}: the mask {what}; restore it")
-    image, thing = photo, None
-    if picture.scene:
-        assert scenes is not None, "a picture on a scene comes from a recipe that was given scenes"
-        ground = ImageOps.fit(scenes.photo(picture.scene), photo.size, BICUBIC)
-        if picture.pose:
-            photo, mask, box = move(photo, mask, picture.pose)
-        image = Image.composite(photo, ground, mask)
-    if picture.thing:
-        image, thing = place_thing(image, mask, picture.thing)
-        mask = Image.fromarray(np.asarray(mask) & ~np.asarray(thing))
-    return Pasted(image, mask, box, thing)
+        problem = "is empty" if photo.size == mask.size else f"has size {mask.size}, the photograph {photo.size}"
+        raise UserError(f"{birds.files.root / bird.mask}: the mask {problem}; restore it")
+    image, object_mask = photo, None
+    if plan.scene:
+        assert scenes is not None, "a plan with a scene comes from a recipe that was given scenes"
+        background = ImageOps.fit(scenes.photo(plan.scene), photo.size, BICUBIC)
+        if plan.pose:
+            photo, mask, box = move(photo, mask, plan.pose)
+        image = Image.composite(photo, background, mask)
+    if plan.spurious:
+        image, object_mask = add_object(image, mask, plan.spurious)
+        mask = Image.fromarray(np.asarray(mask) & ~np.asarray(object_mask))
+    return PastedImage(image, mask, box, object_mask)
 
 
 def move(photo: Image.Image, mask: Image.Image, pose: Pose) -> tuple[Image.Image, Image.Image, tuple[float, ...]]:
@@ -96,48 +96,48 @@ def move(photo: Image.Image, mask: Image.Image, pose: Pose) -> tuple[Image.Image
     scale = min(pose.extent * photo.width / bird.width, pose.extent * photo.height / bird.height)
     if not pose.enlarge:
         scale = min(scale, 1.0)
-    # Pillow weighs the colours of RGBA by their opacity: nothing of the old background gets into the bird's edge,
+    # Pillow weights the colours of RGBA by their alpha: nothing of the old background gets into the bird's edge,
     # and filters without negative weights leave no bright rim.
     smooth = Image.Resampling.HAMMING if scale < 1 else Image.Resampling.BILINEAR
     bird = bird.resize((max(1, round(bird.width * scale)), max(1, round(bird.height * scale))), smooth)
     if pose.angle:
         bird = bird.rotate(pose.angle, Image.Resampling.BILINEAR, expand=True)
-    opacity = bird.getchannel("A")
-    threshold = min(128, opacity.getextrema()[1])  # a bird of a few thin pixels still has one
-    shape = opacity.point(lambda level: 255 * (level >= threshold), mode="1")
+    alpha = bird.getchannel("A")
+    threshold = min(128, alpha.getextrema()[1])  # so that the mask of a very thin bird is not empty
+    shape = alpha.point(lambda level: 255 * (level >= threshold), mode="1")
     corner = round(pose.x * photo.width - bird.width / 2), round(pose.y * photo.height - bird.height / 2)
     canvas, moved = Image.new("RGB", photo.size), Image.new("1", photo.size)
     canvas.paste(bird.convert("RGB"), corner, shape)
     moved.paste(shape, corner)
     box = moved.getbbox()
-    assert box is not None, "poses keep the bird in the picture"
+    assert box is not None, "poses keep the bird in the image"
     return canvas, moved, box
 
 
-def place_thing(image: Image.Image, bird: Image.Image, thing: Thing) -> tuple[Image.Image, Image.Image]:
-    """The picture with the object, and its mask: it touches the bird or stands near, and covers little of it."""
-    generator, shape, side = np.random.default_rng(thing.seed), np.asarray(bird), float(min(image.size))
-    looks = generator.random(6)
+def add_object(image: Image.Image, bird: Image.Image, spurious: SpuriousObject) -> tuple[Image.Image, Image.Image]:
+    """The image with the object, and the object's mask: it touches the bird or is near, and covers little of it."""
+    generator, shape, side = np.random.default_rng(spurious.seed), np.asarray(bird), float(min(image.size))
+    style = generator.random(6)
     while True:
-        drawing = THINGS[thing.kind](looks, side)
+        drawing = OBJECTS[spurious.kind](style, side)
         opaque = np.asarray(drawing.getchannel("A")) > 0
-        spots = list(_spots(thing.kind, drawing.size, bird, generator))
-        covered = [int((shape[y : y + opaque.shape[0], x : x + opaque.shape[1]] & opaque).sum()) for x, y in spots]
-        if min(covered) <= MOST_COVERED * shape.sum() or max(drawing.size) <= 3:
+        corners = list(_corners(spurious.kind, drawing.size, bird, generator))
+        covered = [int((shape[y : y + opaque.shape[0], x : x + opaque.shape[1]] & opaque).sum()) for x, y in corners]
+        if min(covered) <= MAX_COVERED * shape.sum() or max(drawing.size) <= 3:
             break
         side *= 0.8
-    most = min(MOST_COVERED * shape.sum(), MOST_HIDDEN * opaque.sum())
-    touching = (spot for spot, pixels in zip(spots, covered, strict=True) if 0 < pixels <= most)
+    limit = min(MAX_COVERED * shape.sum(), MAX_OVERLAP * opaque.sum())
+    touching = (corner for corner, pixels in zip(corners, covered, strict=True) if 0 < pixels <= limit)
     layer = Image.new("RGBA", image.size)
-    layer.paste(drawing, next(touching, spots[int(np.argmin(covered))]))
-    with_thing = Image.alpha_composite(image.convert("RGBA"), layer).convert("RGB")
-    return with_thing, layer.getchannel("A").point(lambda level: 255 * (level > 0), mode="1")
+    layer.paste(drawing, next(touching, corners[int(np.argmin(covered))]))
+    combined = Image.alpha_composite(image.convert("RGBA"), layer).convert("RGB")
+    return combined, layer.getchannel("A").point(lambda level: 255 * (level > 0), mode="1")
 
 
-def _spots(
+def _corners(
     kind: str, size: tuple[int, int], bird: Image.Image, generator: np.random.Generator
 ) -> Iterable[tuple[int, int]]:
-    """Corners for an object of this size, inside the picture, around the bird; posts stand on the picture's edge."""
+    """Top-left corners for an object of this size inside the image, around the bird; posts stand on the lower edge."""
     left, top, right, bottom = bird.getbbox() or (0, 0, *bird.size)
     room_x, room_y = bird.width - size[0], bird.height - size[1]
     for x, y in generator.random((TRIES, 2)):
@@ -147,70 +147,70 @@ def _spots(
         yield int(np.clip(across, 0, room_x)), int(np.clip(down, 0, room_y))
 
 
-def _tag(looks: np.ndarray, side: float) -> Image.Image:
+def _tag(style: np.ndarray, side: float) -> Image.Image:
     """A card with a hole, a string and two lines of print."""
-    w, h = round(0.15 * side * FINE), round(0.22 * side * FINE)
+    w, h = round(0.15 * side * SUPERSAMPLING), round(0.22 * side * SUPERSAMPLING)
     tag = Image.new("RGBA", (w, h))
     draw, ink = ImageDraw.Draw(tag), (40, 36, 44, 255)
     line = max(1, h // 32)
-    paper = _colour(looks, (225, 150, 30), (255, 220, 70))
-    draw.line((w / 2, h * 0.3, w * (0.3 + 0.4 * looks[4]), 0), fill=(245, 240, 225, 255), width=2 * line)
+    paper = _colour(style, (225, 150, 30), (255, 220, 70))
+    draw.line((w / 2, h * 0.3, w * (0.3 + 0.4 * style[4]), 0), fill=(245, 240, 225, 255), width=2 * line)
     card = [(w * 0.28, h * 0.14), (w * 0.72, h * 0.14), (w - line, h * 0.34), (w - line, h - line), (line, h - line)]
     draw.polygon([*card, (line, h * 0.34)], fill=paper, outline=ink, width=line)
-    draw.ellipse(_round(w / 2, h * 0.28, w * 0.09), fill=(250, 250, 250, 255), outline=ink, width=line)
-    for row, reach in ((0.52, 0.8), (0.68, 0.5 + 0.3 * looks[3])):
+    draw.ellipse(_circle(w / 2, h * 0.28, w * 0.09), fill=(250, 250, 250, 255), outline=ink, width=line)
+    for row, reach in ((0.52, 0.8), (0.68, 0.5 + 0.3 * style[3])):
         draw.rectangle((w * 0.2, h * row, w * reach, h * (row + 0.07)), fill=ink)
-    return _shrunk(tag.rotate(40 * looks[5] - 20, BICUBIC, expand=True))
+    return _downsample(tag.rotate(40 * style[5] - 20, BICUBIC, expand=True))
 
 
-def _buoy(looks: np.ndarray, side: float) -> Image.Image:
+def _buoy(style: np.ndarray, side: float) -> Image.Image:
     """A red ball with a white band, and a lamp on a pole."""
-    w, h = round(0.17 * side * FINE), round(0.27 * side * FINE)
+    w, h = round(0.17 * side * SUPERSAMPLING), round(0.27 * side * SUPERSAMPLING)
     body, middle = Image.new("RGBA", (w, h)), h - w / 2
     draw, line = ImageDraw.Draw(body), max(1, h // 48)
-    red = _colour(looks, (190, 30, 30), (240, 70, 50))
+    red = _colour(style, (190, 30, 30), (240, 70, 50))
     draw.line((w / 2, h * 0.08, w / 2, middle), fill=(60, 60, 66, 255), width=3 * line)
-    draw.ellipse(_round(w / 2, h * 0.08, h * 0.06), fill=(250, 220, 90, 255), outline=(60, 60, 66, 255), width=line)
+    draw.ellipse(_circle(w / 2, h * 0.08, h * 0.06), fill=(250, 220, 90, 255), outline=(60, 60, 66, 255), width=line)
     draw.polygon([(w * 0.3, middle), (w * 0.42, h * 0.2), (w * 0.58, h * 0.2), (w * 0.7, middle)], fill=red)
     ball = Image.new("L", (w, h))
-    ImageDraw.Draw(ball).ellipse(_round(w / 2, middle, w / 2 - 1), fill=255)
+    ImageDraw.Draw(ball).ellipse(_circle(w / 2, middle, w / 2 - 1), fill=255)
     paint = Image.new("RGBA", (w, h), red)
     band = ImageDraw.Draw(paint)
     band.rectangle((0, middle - h * 0.06, w, middle + h * 0.06), fill=(245, 245, 240, 255))
     band.ellipse((w * 0.2, middle - w * 0.38, w * 0.42, middle - w * 0.2), fill=(255, 200, 190, 255))
     body.paste(paint, (0, 0), ball)
-    draw.ellipse(_round(w / 2, middle, w / 2 - 1), outline=(70, 20, 20, 255), width=line)
-    return _shrunk(body.rotate(24 * looks[3] - 12, BICUBIC, expand=True))
+    draw.ellipse(_circle(w / 2, middle, w / 2 - 1), outline=(70, 20, 20, 255), width=line)
+    return _downsample(body.rotate(24 * style[3] - 12, BICUBIC, expand=True))
 
 
-def _post(looks: np.ndarray, side: float) -> Image.Image:
+def _post(style: np.ndarray, side: float) -> Image.Image:
     """A wooden post with a slanted top and a blue and white band."""
-    w, h = round(0.08 * side * FINE), round((0.45 + 0.2 * looks[3]) * side * FINE)
+    w, h = round(0.08 * side * SUPERSAMPLING), round((0.45 + 0.2 * style[3]) * side * SUPERSAMPLING)
     post = Image.new("RGBA", (w, h))
     draw, line = ImageDraw.Draw(post), max(1, w // 16)
-    wood = _colour(looks, (120, 85, 55), (160, 115, 75))
-    dark = _colour(looks, (70, 50, 32), (95, 68, 45))
-    slant = w * (0.3 + 0.4 * looks[4])
+    wood = _colour(style, (120, 85, 55), (160, 115, 75))
+    dark = _colour(style, (70, 50, 32), (95, 68, 45))
+    slant = w * (0.3 + 0.4 * style[4])
     draw.polygon([(0, slant), (w - 1, 0), (w - 1, h), (0, h)], fill=wood)
     for grain in (0.25, 0.5, 0.8):
         draw.line((w * grain, slant, w * (grain + 0.08), h), fill=dark, width=line)
     draw.rectangle((0, h * 0.2, w, h * 0.2 + w), fill=(35, 80, 170, 255))
     draw.rectangle((0, h * 0.2 + w * 0.35, w, h * 0.2 + w * 0.65), fill=(245, 245, 245, 255))
     draw.line([(0, h), (0, slant), (w - 1, 0), (w - 1, h)], fill=dark, width=line)
-    return _shrunk(post)
+    return _downsample(post)
 
 
-def _colour(looks: np.ndarray, low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int, ...]:
-    return *(int(a + (b - a) * look) for a, b, look in zip(low, high, looks[:3], strict=True)), 255
+def _colour(style: np.ndarray, low: tuple[int, ...], high: tuple[int, ...]) -> tuple[int, ...]:
+    return *(int(a + (b - a) * fraction) for a, b, fraction in zip(low, high, style[:3], strict=True)), 255
 
 
-def _round(x: float, y: float, radius: float) -> tuple[float, float, float, float]:
+def _circle(x: float, y: float, radius: float) -> tuple[float, float, float, float]:
     return x - radius, y - radius, x + radius, y + radius
 
 
-def _shrunk(drawing: Image.Image) -> Image.Image:
-    width, height = (max(2, round(length / FINE)) for length in drawing.size)
+def _downsample(drawing: Image.Image) -> Image.Image:
+    width, height = (max(2, round(length / SUPERSAMPLING)) for length in drawing.size)
     return drawing.resize((width, height), Image.Resampling.BOX)
 
 
-THINGS: dict[str, Callable[[np.ndarray, float], Image.Image]] = {"tag": _tag, "buoy": _buoy, "post": _post}
+OBJECTS: dict[str, Callable[[np.ndarray, float], Image.Image]] = {"tag": _tag, "buoy": _buoy, "post": _post}

@@ -1,5 +1,8 @@
-"""Processes that make pictures. Spawned, not forked: a fork would share the place where an open archive is being read,
-and a lock of the library that multiplies matrices, if somebody happens to hold it, for good."""
+"""Worker processes that draw images.
+
+They are spawned, not forked: forked processes would share the file position of an open archive, and could inherit a
+lock of the BLAS library that is never released.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +21,31 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-def in_processes(
+def map_in_processes(
     job: Callable[[Task], Result], tasks: Sequence[Task], workers: int, chunk: int = 1
 ) -> Iterator[Result]:
-    """The results, in the order of the tasks; a process that dies is a BrokenProcessPool."""
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_begin) as pool:
+    """The results, in the order of the tasks; an error if a process is killed."""
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker) as pool:
         try:
             yield from pool.map(job, tasks, chunksize=chunk)
         except BrokenProcessPool as error:
             raise UserError(
-                "a worker process was killed; run it again, perhaps with fewer workers (in a script of your own, below "
-                "`if __name__ == '__main__':`, since processes read it anew)"
+                "a worker process was killed; run the command again, perhaps with fewer workers (a script of your own "
+                "must call this below `if __name__ == '__main__':`, since every worker imports it)"
             ) from error
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _begin() -> None:
-    """Leave Ctrl-C to the parent, and do not outlive it when it is killed; each process has one core for itself."""
+def _start_worker() -> None:
+    """One thread per worker; Ctrl-C is handled by the parent, and a worker ends when its parent is killed."""
     os.environ["OMP_NUM_THREADS"] = "1"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_the_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "only workers wait for a parent"
     parent.join()

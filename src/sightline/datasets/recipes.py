@@ -1,7 +1,7 @@
-"""The recipes: which bird is shown on which scene, where, in which split. Pixels come later (`paste.py`).
+"""The recipes of `sightline data`: which bird goes on which scene, in which pose and split; no pixels (`paste.py`).
 
-Every draw is a hash of the seed and the bird's number (and of what is drawn), and shares are the birds with the lowest
-hashes, so the same bird always gives the same picture. No scene photograph serves two splits.
+Every random draw is a hash of the seed, the bird's number and the name of the draw, and a share of the birds is the
+birds with the lowest hashes, so the image of a bird never depends on other birds. No scene photograph is in two splits.
 """
 
 from __future__ import annotations
@@ -14,137 +14,142 @@ from math import cos, pi, sin
 
 from ..config import Build
 from ..errors import UserError
-from .birds import PARTS, Bird, Birds, Scenes
-from .paste import Picture, Pose, Thing
+from .birds import SPLIT_PERCENT, Bird, Birds, Scenes
+from .paste import ImagePlan, Pose, SpuriousObject
 
-PUBLISHED_CORRELATION = 0.95  # of Waterbirds, in training; none in validation and test
-PUBLISHED_VAL = 0.2  # of CUB's training photographs
-SPECIES_VAL = 0.125  # for 200 species: four of their thirty training photographs
-# Four families of many species, told by the last word of their names.
+PUBLISHED_CORRELATION = 0.95  # of class and background in Waterbirds' training split; 0.5 in validation and test
+VALIDATION_SHARE = 0.2  # of CUB's training photographs
+SPECIES_VALIDATION_SHARE = 0.125  # for 200 species: four of their thirty training photographs
+# Four families of many species, recognised by the last word of their names.
 FAMILIES = {
     "blackbird": ("blackbird", "bobolink", "cowbird", "grackle", "meadowlark", "oriole"),
     "gull": ("gull", "kittiwake", "tern"),
     "sparrow": ("sparrow",),
     "warbler": ("warbler",),
 }
-ENVIRONMENTS = (0.97, 0.87)  # Spawrious: how often a class is on its own scene, in two halves of the training set
-LOCATIONS = tuple(place for place in product((0.2, 0.5, 0.8), repeat=2) if place != (0.5, 0.5))
+ENVIRONMENTS = (0.97, 0.87)  # Spawrious: how often a class is on its own scene type, in two halves of the training set
+LOCATIONS = tuple(point for point in product((0.2, 0.5, 0.8), repeat=2) if point != (0.5, 0.5))
 ANGLES = tuple(range(45, 360, 45))
 EXTENTS = (0.1, 0.15, 0.2, 0.3, 0.6, 0.8)
 USUAL_EXTENT = 0.4
-REPEATS = 2  # cells of each shift that a test bird is shown in
+REPEATS = 2  # values of each factor that a test bird is shown with
 
 
-def waterbirds(birds: Birds, scenes: Scenes, options: Build) -> list[Picture]:
-    """Landbirds and waterbirds, on land and on water: class and place go together in training, not in the test."""
-    grounds = Grounds(scenes, options.seed, {"land": options.land, "water": options.water})
+def waterbirds(birds: Birds, scenes: Scenes, options: Build) -> list[ImagePlan]:
+    """Landbirds and waterbirds on land and water: class and background are correlated in training, not in the test."""
+    backgrounds = _land_and_water(scenes, options)
     return [
-        Picture(bird, split, _side(bird), {"place": place}, grounds.pick(place, split, bird))
-        for bird, split, place in _placed(birds, options)
+        ImagePlan(bird, split, _class_of(bird), {"place": background}, backgrounds.pick(background, split, bird))
+        for bird, split, background in _assign_backgrounds(birds, options)
     ]
 
 
-def cub_swapped(birds: Birds, scenes: Scenes, options: Build) -> list[Picture]:
-    """200 species in their own photographs; in the test also on a scene of the other place, where they do not live."""
-    grounds = Grounds(scenes, options.seed, {"land": options.land, "water": options.water})
+def cub_swapped(birds: Birds, scenes: Scenes, options: Build) -> list[ImagePlan]:
+    """200 species in their own photographs; in the test also on the background where they do not live."""
+    backgrounds = _land_and_water(scenes, options)
     original, swapped = {"background": "original"}, {"background": "swapped"}
-    pictures = []
-    for bird, split in _official(birds.all, options.seed, SPECIES_VAL, lambda bird: bird.species):
-        pictures.append(Picture(bird, split, bird.species, original, variant="original"))
+    plans = []
+    for bird, split in _official_splits(birds.all, options.seed, SPECIES_VALIDATION_SHARE, lambda bird: bird.species):
+        plans.append(ImagePlan(bird, split, bird.species, original, variant="original"))
         if split == "test":
-            scene = grounds.pick(_other_place(bird), split, bird)
-            pictures.append(Picture(bird, split, bird.species, swapped, scene, variant="swapped"))
-    return pictures
+            scene = backgrounds.pick(_background_of(bird, own=False), split, bird)
+            plans.append(ImagePlan(bird, split, bird.species, swapped, scene, variant="swapped"))
+    return plans
 
 
-def scenes_o2o(birds: Birds, scenes: Scenes, options: Build) -> list[Picture]:
-    """One to one, after Spawrious: each of four families has its own scene in training, and another's in the test.
+def scenes_o2o(birds: Birds, scenes: Scenes, options: Build) -> list[ImagePlan]:
+    """One to one, after Spawrious: each of four families has its own scene type in training, another one in the test.
 
-    In training the rest (3 % in one half, 13 % in the other) is on a scene that all share.
+    The rest of the training images (3 % in one half, 13 % in the other) are on a scene type that all families share.
     """
-    types = _six(options)
+    types = _six_types(options)
     own = dict(zip(FAMILIES, types, strict=False))
     other = dict(zip(FAMILIES, types[1:4] + types[:1], strict=True))
-    grounds = Grounds(scenes, options.seed, {name: (name,) for name in types[:5]})
-    split_birds = list(_official(_families(birds, options.seed), options.seed, PUBLISHED_VAL, _family))
-    halves: dict[tuple[str, str], list[Bird]] = {}
-    for bird, split in split_birds:
-        halves.setdefault((split, _family(bird)), []).append(bird)
-    place, environment = {}, {}
-    for (split, family), members in halves.items():
-        first = lowest(members, 0.5, options.seed, "environment")
+    backgrounds = Backgrounds(scenes, options.seed, {name: (name,) for name in types[:5]})
+    family_splits = list(_family_splits(birds, options))
+    cells: dict[tuple[str, str], list[Bird]] = {}
+    for bird, split in family_splits:
+        cells.setdefault((split, _family(bird)), []).append(bird)
+    type_of, environment = {}, {}
+    for (split, family), members in cells.items():
+        first = sample_share(members, 0.5, options.seed, "environment")
         for number, share in enumerate(ENVIRONMENTS):
             half = [bird for bird in members if (bird.id in first) == (number == 0)]
-            usual = lowest(half, 1.0 if split == "test" else share, options.seed, "filler")
+            usual = sample_share(half, 1.0 if split == "test" else share, options.seed, "filler")
             for bird in half:
-                scene = other[family] if split == "test" else own[family]
-                place[bird.id] = scene if bird.id in usual else types[4]
+                scene_type = other[family] if split == "test" else own[family]
+                type_of[bird.id] = scene_type if bird.id in usual else types[4]
                 environment[bird.id] = "" if split == "test" else str(number)
-    pictures = []
-    for bird, split in split_birds:
-        scene, extra = place[bird.id], {"environment": environment[bird.id]}
-        shown = grounds.pick(scene, split, bird)
-        pictures.append(Picture(bird, split, _family(bird), {"scene": scene}, shown, extra=extra))
-    return pictures
+    plans = []
+    for bird, split in family_splits:
+        scene_type, extra = type_of[bird.id], {"environment": environment[bird.id]}
+        scene = backgrounds.pick(scene_type, split, bird)
+        plans.append(ImagePlan(bird, split, _family(bird), {"scene": scene_type}, scene, extra=extra))
+    return plans
 
 
-def scenes_m2m(birds: Birds, scenes: Scenes, options: Build) -> list[Picture]:
-    """Many to many, after Spawrious: two families share two scenes, two others two others; swapped in the test."""
-    types = _six(options)
-    grounds = Grounds(scenes, options.seed, {name: (name,) for name in types[:4]})
+def scenes_m2m(birds: Birds, scenes: Scenes, options: Build) -> list[ImagePlan]:
+    """Many to many, after Spawrious: two families share two scene types, two others share two; swapped in the test."""
+    types, first_two = _six_types(options), list(FAMILIES)[:2]
     pairs = (types[1], types[2]), (types[0], types[3])
-    pictures = []
-    for bird, split in _official(_families(birds, options.seed), options.seed, PUBLISHED_VAL, _family):
-        first = _family(bird) in list(FAMILIES)[:2]
-        scene = _choice(pairs[first == (split == "test")], options.seed, bird.id, "type")
-        pictures.append(Picture(bird, split, _family(bird), {"scene": scene}, grounds.pick(scene, split, bird)))
-    return pictures
+    choices = lambda family, split: pairs[(family in first_two) == (split == "test")]  # noqa: E731
+    return _plans_by_type(birds, scenes, options, types[:4], choices)
 
 
-def scenes_disjoint(birds: Birds, scenes: Scenes, options: Build) -> list[Picture]:
-    """Four families on three types of scenes in training and validation, and on three others in the test."""
-    types = _six(options)
-    grounds = Grounds(scenes, options.seed, {name: (name,) for name in types})
-    pictures = []
-    for bird, split in _official(_families(birds, options.seed), options.seed, PUBLISHED_VAL, _family):
-        scene = _choice(types[1::2] if split == "test" else types[::2], options.seed, bird.id, "type")
-        pictures.append(Picture(bird, split, _family(bird), {"scene": scene}, grounds.pick(scene, split, bird)))
-    return pictures
+def scenes_disjoint(birds: Birds, scenes: Scenes, options: Build) -> list[ImagePlan]:
+    """Four families on three scene types in training and validation, and on three others in the test."""
+    types = _six_types(options)
+    choices = lambda _, split: types[1::2] if split == "test" else types[::2]  # noqa: E731
+    return _plans_by_type(birds, scenes, options, types, choices)
 
 
-def mixed(birds: Birds, scenes: Scenes, options: Build) -> list[Picture]:
+def _plans_by_type(
+    birds: Birds, scenes: Scenes, options: Build, types: Sequence[str], choices: Callable[[str, str], Sequence[str]]
+) -> list[ImagePlan]:
+    """Every bird of the four families on a scene of a random type among the `choices` for its family and split."""
+    backgrounds = Backgrounds(scenes, options.seed, {name: (name,) for name in types})
+    plans = []
+    for bird, split in _family_splits(birds, options):
+        scene_type = _choice(choices(_family(bird), split), options.seed, bird.id, "type")
+        scene = backgrounds.pick(scene_type, split, bird)
+        plans.append(ImagePlan(bird, split, _family(bird), {"scene": scene_type}, scene))
+    return plans
+
+
+def mixed(birds: Birds, scenes: Scenes, options: Build) -> list[ImagePlan]:
     """For the background gap: trained as Waterbirds, tested on the photograph, a scene of the class, and any scene.
 
     In training, `same` is a scene of the bird's class and `other` one of the other class.
     """
-    grounds = Grounds(scenes, options.seed, {"land": options.land, "water": options.water})
-    pictures = []
-    for bird, split, place in _placed(birds, options):
-        own = _own_place(bird)
+    backgrounds = _land_and_water(scenes, options)
+    plans = []
+    for bird, split, background in _assign_backgrounds(birds, options):
+        own = _background_of(bird)
         if split == "test":
-            anywhere = _choice(("land", "water"), options.seed, bird.id, "class")
-            versions = {name: grounds.pick(on, split, bird, name) for name, on in (("same", own), ("rand", anywhere))}
-            versions = {"original": ""} | versions
+            random = _choice(("land", "water"), options.seed, bird.id, "class")
+            versions = {"original": ""}
+            for name, version in (("same", own), ("rand", random)):
+                versions[name] = backgrounds.pick(version, split, bird, name)
         else:
-            versions = {"same" if place == own else "other": grounds.pick(place, split, bird)}
+            versions = {"same" if background == own else "other": backgrounds.pick(background, split, bird)}
         for name, scene in versions.items():
             variant = name if split == "test" else split
-            pictures.append(Picture(bird, split, _side(bird), {"background": name}, scene, variant))
-    return pictures
+            plans.append(ImagePlan(bird, split, _class_of(bird), {"background": name}, scene, variant))
+    return plans
 
 
-def displaced(birds: Birds, scenes: Scenes, options: Build) -> list[Picture]:
-    """Waterbirds with birds moved off the centre; in the test also at the centre, just as large, to compare with.
+def displaced(birds: Birds, scenes: Scenes, options: Build) -> list[ImagePlan]:
+    """Waterbirds with birds moved off the centre; in the test also centred at the same size, for comparison.
 
-    To have room, birds are shrunk to at most 0.4 of the picture's width and height. Distance 0.3 is to the edge.
+    To make room, birds are shrunk to at most 0.4 of the image's width and height. Distance 0.3 reaches the edge.
     """
     furthest = (1 - USUAL_EXTENT) / 2
     if not 0 <= options.distance <= furthest:
-        raise UserError(f"a distance of {options.distance:g}: birds stay in the picture from 0 to {furthest:g}")
-    grounds = Grounds(scenes, options.seed, {"land": options.land, "water": options.water})
-    pictures = []
-    for bird, split, place in _placed(birds, options):
-        angle = 2 * pi * chance(options.seed, bird.id, "direction")
+        raise UserError(f"--distance {options.distance:g}: birds stay inside the image only from 0 to {furthest:g}")
+    backgrounds = _land_and_water(scenes, options)
+    plans = []
+    for bird, split, background in _assign_backgrounds(birds, options):
+        angle = 2 * pi * draw(options.seed, bird.id, "direction") / 2**64
         x, y = 0.5 + options.distance * cos(angle), 0.5 + options.distance * sin(angle)
         away, centred = Pose(USUAL_EXTENT, x, y, enlarge=False), Pose(USUAL_EXTENT, enlarge=False)
         poses: dict[str, Pose | None] = {"displaced": away}
@@ -153,140 +158,145 @@ def displaced(birds: Birds, scenes: Scenes, options: Build) -> list[Picture]:
         elif options.moved == "test":
             poses = {"kept": None}
         for name, pose in poses.items():
-            groups, scene = {"place": place, "position": name}, grounds.pick(place, split, bird)
-            pictures.append(Picture(bird, split, _side(bird), groups, scene, name, pose))
-    return pictures
+            groups, scene = {"place": background, "position": name}, backgrounds.pick(background, split, bird)
+            plans.append(ImagePlan(bird, split, _class_of(bird), groups, scene, name, pose))
+    return plans
 
 
-def spurious_object(birds: Birds, scenes: Scenes | None, options: Build) -> list[Picture]:  # noqa: ARG001 (alike)
-    """Landbirds and waterbirds in their own photographs, with a drawn object that goes with the class in training."""
-    pictures = []
-    for bird, split, place in _placed(birds, options):
-        thing = options.objects[place == "water"]  # the draw is the same, with things in place of places
-        drawn = None if thing == "none" else Thing(thing, draw(options.seed, bird.id, "object"))
-        pictures.append(Picture(bird, split, _side(bird), {"object": thing}, thing=drawn))
-    return pictures
+def spurious_object(birds: Birds, scenes: Scenes | None, options: Build) -> list[ImagePlan]:  # noqa: ARG001 (a Recipe's signature)
+    """Landbirds and waterbirds in their own photographs, with a drawn object correlated with the class in training."""
+    plans = []
+    for bird, split, background in _assign_backgrounds(birds, options):
+        kind = options.objects[background == "water"]  # drawn as for Waterbirds, with objects instead of backgrounds
+        spurious = None if kind == "none" else SpuriousObject(kind, draw(options.seed, bird.id, "object"))
+        plans.append(ImagePlan(bird, split, _class_of(bird), {"object": kind}, spurious=spurious))
+    return plans
 
 
-def si_score(birds: Birds, scenes: Scenes, options: Build) -> list[Picture]:
-    """Four families, trained on photographs; tested as cut-outs on any scene: moved, turned or resized, one at a time.
+def si_score(birds: Birds, scenes: Scenes, options: Build) -> list[ImagePlan]:
+    """Four families, trained on photographs; tested as cut-outs on any scene: moved, rotated or resized, one at a time.
 
-    Every test bird is shown upright in the centre at 0.4 of the picture (`none`), at 2 of 8 other locations, at 2 of 7
-    angles and in 2 of 6 sizes, on the same scene throughout.
+    Every test bird is shown upright in the centre at 0.4 of the image (`none`), at 2 of 8 other locations, at 2 of 7
+    angles and in 2 of 6 sizes, always on the same scene.
     """
-    grounds = Grounds(scenes, options.seed, {name: (name,) for name in _six(options)})
-    shifts = {
+    backgrounds = Backgrounds(scenes, options.seed, {name: (name,) for name in _six_types(options)})
+    factors = {
         "location": {f"{x:g} {y:g}": Pose(USUAL_EXTENT, x, y) for x, y in LOCATIONS},
         "rotation": {f"{angle}": Pose(USUAL_EXTENT, angle=angle) for angle in ANGLES},
         "size": {f"{extent:g}": Pose(extent) for extent in EXTENTS},
     }
-    pictures = []
-    for bird, split in _official(_families(birds, options.seed), options.seed, PUBLISHED_VAL, _family):
+    plans = []
+    for bird, split in _family_splits(birds, options):
         if split != "test":
-            pictures.append(Picture(bird, split, _family(bird), {"shift": "photograph"}, variant="photograph"))
+            plans.append(ImagePlan(bird, split, _family(bird), {"shift": "photograph"}, variant="photograph"))
             continue
-        scene = grounds.pick(_choice(_six(options), options.seed, bird.id, "type"), split, bird)
+        scene = backgrounds.pick(_choice(_six_types(options), options.seed, bird.id, "type"), split, bird)
         poses = [("none", Pose(USUAL_EXTENT))]
-        for shift, cells in shifts.items():
-            names = sorted(cells, key=partial(draw, options.seed, bird.id, shift))[:REPEATS]
-            poses += [(f"{shift} {name}", cells[name]) for name in names]
+        for factor, values in factors.items():
+            names = sorted(values, key=partial(draw, options.seed, bird.id, factor))[:REPEATS]
+            poses += [(f"{factor} {name}", values[name]) for name in names]
         for name, pose in poses:
             variant = name.replace(" ", "_")
-            pictures.append(Picture(bird, split, _family(bird), {"shift": name}, scene, variant, pose))
-    return pictures
+            plans.append(ImagePlan(bird, split, _family(bird), {"shift": name}, scene, variant, pose))
+    return plans
 
 
-def sample(pictures: list[Picture], limit: int | None) -> list[Picture]:
-    """The pictures of so many birds: a larger sample contains the smaller."""
-    birds = {picture.bird.id for picture in pictures}
+def limit_birds(plans: list[ImagePlan], limit: int | None) -> list[ImagePlan]:
+    """The images of this many birds; a larger sample contains every smaller one."""
+    birds = {plan.bird.id for plan in plans}
     if limit is None or limit >= len(birds):
-        return pictures
+        return plans
     chosen = set(sorted(birds, key=lambda bird: draw("sample", bird))[:limit])
-    return [picture for picture in pictures if picture.bird.id in chosen]
+    return [plan for plan in plans if plan.bird.id in chosen]
 
 
-def draw(*what: object) -> int:
-    """64 bits that depend on nothing else."""
-    return int.from_bytes(hashlib.sha256(":".join(map(str, what)).encode()).digest()[:8], "big")
+def draw(*key: object) -> int:
+    """64 random bits that depend on the key alone. The words in the keys are part of the recipes: never change them."""
+    return int.from_bytes(hashlib.sha256(":".join(map(str, key)).encode()).digest()[:8], "big")
 
 
-def chance(*what: object) -> float:
-    return draw(*what) / 2**64
-
-
-def lowest(birds: Sequence[Bird], share: float, seed: int, what: str) -> set[int]:
-    """This share of the birds, by number: exact shares, whichever birds a seed takes."""
-    order = sorted((bird.id for bird in birds), key=lambda number: draw(seed, number, what))
+def sample_share(birds: Sequence[Bird], share: float, seed: int, name: str) -> set[int]:
+    """The ids of this share of the birds: the share is exact, the seed and the name of the draw decide which birds."""
+    order = sorted((bird.id for bird in birds), key=lambda number: draw(seed, number, name))
     return set(order[: round(share * len(order))])
 
 
-class Grounds:
-    """Scenes by place and split, each in its own pool."""
+class Backgrounds:
+    """Scene photographs by background and split; no photograph is in two of these pools."""
 
-    def __init__(self, scenes: Scenes, seed: int, places: dict[str, tuple[str, ...]]):
-        self.seed = seed
-        folders = {place: sorted({f for name in names for f in scenes.named(name)}) for place, names in places.items()}
+    def __init__(self, scenes: Scenes, seed: int, names_of: dict[str, tuple[str, ...]]):
+        self.seed, self.pools = seed, {}
         owner: dict[str, str] = {}
-        for place, names in folders.items():
-            for folder in names:
-                if folder in owner:
-                    raise UserError(
-                        f"the scenes in '{folder}' cannot be both {owner[folder]} and {place}; choose others"
-                    )
-                owner[folder] = place
-        self.pools = {(place, split): scenes.pool(folders[place], split) for place in places for split in PARTS}
+        for background, names in names_of.items():
+            folders = sorted({folder for name in names for folder in scenes.folders_named(name)})
+            for folder in folders:
+                if owner.setdefault(folder, background) != background:
+                    both = f"{owner[folder]} and {background}"
+                    raise UserError(f"the scenes in '{folder}' cannot be both {both}; choose others")
+            self.pools |= {(background, split): scenes.photos_for(split, folders) for split in SPLIT_PERCENT}
 
-    def pick(self, place: str, split: str, bird: Bird, *what: str) -> str:
-        pool = self.pools[place, split]
-        return pool[draw(self.seed, bird.id, *what) % len(pool)]
+    def pick(self, background: str, split: str, bird: Bird, *key: str) -> str:
+        pool = self.pools[background, split]
+        return pool[draw(self.seed, bird.id, *key) % len(pool)]
 
 
-def _placed(birds: Birds, options: Build) -> Iterator[tuple[Bird, str, str]]:
-    """Split and place of each bird: from the label file where there is one, else drawn as published."""
-    if options.correlation is None and all(bird.split and bird.place for bird in birds.all):
-        yield from ((bird, bird.split, bird.place) for bird in birds.all if bird.split and bird.place)
+def _land_and_water(scenes: Scenes, options: Build) -> Backgrounds:
+    return Backgrounds(scenes, options.seed, {"land": options.land, "water": options.water})
+
+
+def _assign_backgrounds(birds: Birds, options: Build) -> Iterator[tuple[Bird, str, str]]:
+    """Each bird with its split and background: from Waterbirds' label file if there is one, else drawn as published."""
+    if options.correlation is None and all(bird.split and bird.background for bird in birds.all):
+        yield from ((bird, bird.split, bird.background) for bird in birds.all if bird.split and bird.background)
         return
-    share = PUBLISHED_CORRELATION if options.correlation is None else options.correlation
-    split_of = {bird.id: split for bird, split in _official(birds.all, options.seed, PUBLISHED_VAL, _side)}
+    correlation = PUBLISHED_CORRELATION if options.correlation is None else options.correlation
+    split_of = {
+        bird.id: split for bird, split in _official_splits(birds.all, options.seed, VALIDATION_SHARE, _class_of)
+    }
     cells: dict[tuple[str, bool], list[Bird]] = {}
     for bird in birds.all:
         cells.setdefault((split_of[bird.id], bird.waterbird), []).append(bird)
-    own = set()
+    on_own = set()
     for (split, _), members in cells.items():
-        own |= lowest(members, share if split == "train" else 0.5, options.seed, "place")
+        on_own |= sample_share(members, correlation if split == "train" else 0.5, options.seed, "place")
     for bird in birds.all:
-        yield bird, split_of[bird.id], _own_place(bird) if bird.id in own else _other_place(bird)
+        yield bird, split_of[bird.id], _background_of(bird, own=bird.id in on_own)
 
 
-def _official(
-    birds: Iterable[Bird], seed: int, val: float, stratum: Callable[[Bird], str]
+def _official_splits(
+    birds: Iterable[Bird], seed: int, validation: float, stratum: Callable[[Bird], str]
 ) -> Iterator[tuple[Bird, str]]:
-    """CUB's own test split; validation is this share of its training split, the same in every stratum, one at least."""
+    """CUB's own test split; validation is this share of its training split, stratified, at least one per stratum."""
     birds, strata = list(birds), {}
     for bird in birds:
-        if not bird.tested:
+        if not bird.in_test:
             strata.setdefault(stratum(bird), []).append(bird)
     held_out = set()
     for members in strata.values():
-        held_out |= lowest(members, max(val, 1 / len(members)) if len(members) > 1 else 0, seed, "val")
+        share = max(validation, 1 / len(members)) if len(members) > 1 else 0
+        held_out |= sample_share(members, share, seed, "val")
     for bird in birds:
-        yield bird, "test" if bird.tested else "val" if bird.id in held_out else "train"
+        yield bird, "test" if bird.in_test else "val" if bird.id in held_out else "train"
 
 
-def _families(birds: Birds, seed: int) -> list[Bird]:
-    """The birds of the four families: as many of each as of the smallest, in CUB's training and its test split."""
+def _family_splits(birds: Birds, options: Build) -> Iterator[tuple[Bird, str]]:
+    return _official_splits(_balanced_families(birds, options.seed), options.seed, VALIDATION_SHARE, _family)
+
+
+def _balanced_families(birds: Birds, seed: int) -> list[Bird]:
+    """The birds of the four families, subsampled to the smallest family within CUB's training and its test split."""
     cells: dict[tuple[str, bool], list[Bird]] = {
-        (family, tested): [] for family in FAMILIES for tested in (False, True)
+        (family, in_test): [] for family in FAMILIES for in_test in (False, True)
     }
     for bird in birds.all:
         if family := _family(bird):
-            cells[family, bird.tested].append(bird)
+            cells[family, bird.in_test].append(bird)
     chosen = set()
-    for (family, tested), members in cells.items():
+    for (family, in_test), members in cells.items():
         if not members:
-            raise UserError(f"{birds.files.root}: no {'test' if tested else 'training'} photographs of a {family}")
-        fewest = min(len(others) for (_, same), others in cells.items() if same == tested)
-        chosen |= lowest(members, fewest / len(members), seed, "family")
+            raise UserError(f"{birds.files.root}: no {'test' if in_test else 'training'} photographs of a {family}")
+        fewest = min(len(others) for (_, same), others in cells.items() if same == in_test)
+        chosen |= sample_share(members, fewest / len(members), seed, "family")
     return [bird for bird in birds.all if bird.id in chosen]
 
 
@@ -294,23 +304,19 @@ def _family(bird: Bird) -> str:
     return next((family for family, kinds in FAMILIES.items() if bird.kind in kinds), "")
 
 
-def _six(options: Build) -> tuple[str, ...]:
+def _six_types(options: Build) -> tuple[str, ...]:
     if len(options.types) != 6:
-        raise UserError(f"{len(options.types)} types of scenes; these sets take six")
+        raise UserError(f"--types names {len(options.types)} scene folders; this dataset needs six")
     return options.types
 
 
-def _choice(among: Sequence[str], *what: object) -> str:
-    return among[draw(*what) % len(among)]
+def _choice(options: Sequence[str], *key: object) -> str:
+    return options[draw(*key) % len(options)]
 
 
-def _side(bird: Bird) -> str:
+def _class_of(bird: Bird) -> str:
     return "waterbird" if bird.waterbird else "landbird"
 
 
-def _own_place(bird: Bird) -> str:
-    return "water" if bird.waterbird else "land"
-
-
-def _other_place(bird: Bird) -> str:
-    return "land" if bird.waterbird else "water"
+def _background_of(bird: Bird, *, own: bool = True) -> str:
+    return "water" if bird.waterbird == own else "land"

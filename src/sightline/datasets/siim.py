@@ -1,8 +1,8 @@
-"""SIIM-ACR chest radiographs: is there a pneumothorax? Who is treated for one has a chest tube, and models find that.
+"""SIIM-ACR chest radiographs: pneumothorax or not; the spurious attribute is the chest tube that treats it.
 
 Read as on Kaggle (train-rle.csv, dicom-images-train, with cxr_tube_dict.json beside them), or as prepared for iFAM
-(train_set, full_test_set, robust_test_set, non_robust_test_set). The tubes are published as a pickle, the masks as
-runs of pixels: `sightline convert siim` makes JSON and pictures of them.
+(train_set, full_test_set, robust_test_set, non_robust_test_set). The tube labels are published as a pickle, the masks
+run-length encoded: `sightline convert siim` writes them as JSON and PNG.
 """
 
 from __future__ import annotations
@@ -14,19 +14,29 @@ import numpy as np
 
 from ..data.rows import TEST, TRAIN, Rows
 from ..errors import UserError
-from .cub import NO_VAL, Folder, locate, pictures, present, read_columns, rows_of_folders, save_mask, wrong_folder
 from .pickles import command_for, read_converted
+from .reading import (
+    NO_VALIDATION,
+    Folder,
+    existing,
+    image_names,
+    locate,
+    read_columns,
+    rows_from_folders,
+    save_mask,
+    wrong_folder,
+)
 
 CLASSES = ("no pneumothorax", "pneumothorax")
 TUBE, NO_TUBE, UNKNOWN = "tube", "no tube", "tube unknown"
 TUBES = "cxr_tube_dict"
 TABLE, DICOMS, MASKS = "train-rle.csv", "dicom-images-train", "all_masks"
-SIDE = 1024  # of every picture, in pixels
-ONLY_TEST = "whether there is a tube is known for the test split only"
+SIDE = 1024  # of every image, in pixels
+TEST_ONLY = "chest-tube labels exist for the test split only"
 
 
 def read_siim(root: Path) -> Rows:
-    """Groups are label and chest tube; the test split is what the tubes were looked for in."""
+    """Groups are label x chest tube; the test split consists of the images with tube labels."""
     if (root / "train_set").is_dir():
         rows = _read_prepared(root)
     elif (root / TABLE).exists():
@@ -34,15 +44,13 @@ def read_siim(root: Path) -> Rows:
     else:
         prepared = "train_set with full_test_set as prepared for iFAM"
         raise wrong_folder(root, "SIIM-ACR", f"{TABLE} with {DICOMS} as on Kaggle, or {prepared}")
-    masks = [f"{MASKS}/{Path(image).stem}.png" for image in rows.images]
-    there = present(root, masks)
-    if any(there):
-        lacking = len(there) - sum(there)
-        notes = (*rows.notes, f"no mask for {lacking:,} of the pictures") if lacking else rows.notes
-        masks = [mask if found else "" for mask, found in zip(masks, there, strict=True)]
-        return replace(rows, masks=masks, notes=notes)
-    how = command_for("siim", root)
-    return replace(rows, notes=(*rows.notes, f"no masks: no folder {MASKS}; make it from {TABLE}: {how}"))
+    masks = existing(root, [f"{MASKS}/{Path(image).stem}.png" for image in rows.images])
+    if not any(masks):
+        note = f"no masks: the folder {MASKS} is missing; make it from {TABLE}: {command_for('siim', root)}"
+        return replace(rows, notes=(*rows.notes, note))
+    missing = masks.count("")
+    notes = (*rows.notes, f"no mask for {missing:,} of the images") if missing else rows.notes
+    return replace(rows, masks=masks, notes=notes)
 
 
 def _read_prepared(root: Path) -> Rows:
@@ -55,68 +63,65 @@ def _read_prepared(root: Path) -> Rows:
         if len(subsets) < 2:
             folders.append(Folder(path, label, TEST, UNKNOWN))
             continue
-        robust, other = (pictures(root / name / str(label), (".dcm",)) for name in subsets)
-        if sorted(robust + other) != list(pictures(root / path, (".dcm",))):
-            raise UserError(f"{root / path}: does not hold the pictures of {' and '.join(subsets)}; prepare it again")
-        with_tube, without = (other, robust) if label else (robust, other)
-        folders += [Folder(path, label, TEST, TUBE, with_tube), Folder(path, label, TEST, NO_TUBE, without)]
-    return rows_of_folders("siim", root, CLASSES, folders, [NO_VAL, ONLY_TEST], (".dcm",))
+        robust, other = (image_names(root / name / str(label), (".dcm",)) for name in subsets)
+        if sorted(robust + other) != list(image_names(root / path, (".dcm",))):
+            both = " and ".join(subsets)
+            raise UserError(f"{root / path}: does not contain exactly the images of {both}; prepare it again")
+        with_tube, without_tube = (other, robust) if label else (robust, other)
+        folders += [Folder(path, label, TEST, TUBE, with_tube), Folder(path, label, TEST, NO_TUBE, without_tube)]
+    return rows_from_folders("siim", root, CLASSES, folders, [NO_VALIDATION, TEST_ONLY], (".dcm",))
 
 
 def _read_kaggle(root: Path) -> Rows:
     locate(root, "SIIM-ACR", (TABLE, DICOMS))
     if not any((root / f"{TUBES}.{ending}").exists() for ending in ("json", "pkl")):
-        how = f"put {TUBES}.pkl there, and convert it: {command_for('siim', root)}"
-        raise UserError(f"{root}: no {TUBES}.json, which says what the test split is; {how}")
+        advice = f"put {TUBES}.pkl there and convert it: {command_for('siim', root)}"
+        raise UserError(f"{root}: {TUBES}.json, which defines the test split, is missing; {advice}")
     tubes = read_converted(root, TUBES, "siim")
     if not all(value in (0, 1) for value in tubes.values()):
-        raise UserError(f"{root / TUBES}.json: expected true or false for each picture")
-    found = {path.stem: path.relative_to(root) for path in sorted((root / DICOMS).glob("*/*/*.dcm"))}
+        raise UserError(f"{root / TUBES}.json: expected true or false for each image")
+    path_of = {path.stem: path.relative_to(root) for path in sorted((root / DICOMS).glob("*/*/*.dcm"))}
     labels: dict[str, int] = {}
-    for line, (picture, runs) in read_columns(root / TABLE, ("ImageId", "EncodedPixels")):
-        if picture not in found:
-            raise UserError(f"{root / TABLE}:{line}: {picture}.dcm is in no folder of {DICOMS}; restore it")
-        labels.setdefault(picture, int(runs != "-1"))
+    for line, (image, runs) in read_columns(root / TABLE, ("ImageId", "EncodedPixels")):
+        if image not in path_of:
+            raise UserError(f"{root / TABLE}:{line}: {image}.dcm is in no folder of {DICOMS}; restore it")
+        labels.setdefault(image, int(runs != "-1"))
     folders = []
-    for picture, label in labels.items():
-        attribute = UNKNOWN if picture not in tubes else TUBE if tubes[picture] else NO_TUBE
-        split = TRAIN if picture not in tubes else TEST
-        path = found[picture]
+    for image, label in labels.items():
+        attribute = UNKNOWN if image not in tubes else TUBE if tubes[image] else NO_TUBE
+        split = TRAIN if image not in tubes else TEST
+        path = path_of[image]
         folders.append(Folder(path.parent.as_posix(), label, split, attribute, (path.name,)))
-    notes = [NO_VAL, ONLY_TEST]
-    for count, told in (
-        (len(found.keys() - labels.keys()), "pictures without a label, left out"),
-        (len(tubes.keys() - labels.keys()), "pictures with a tube label and no other, left out"),
+    notes = [NO_VALIDATION, TEST_ONLY]
+    for count, which in (
+        (len(path_of.keys() - labels.keys()), "images without a label, left out"),
+        (len(tubes.keys() - labels.keys()), "images with a tube label and no class label, left out"),
     ):
-        notes += [f"{told}: {count:,}"] if count else []
-    return rows_of_folders("siim", root, CLASSES, folders, notes, (".dcm",))
+        notes += [f"{which}: {count:,}"] if count else []
+    return rows_from_folders("siim", root, CLASSES, folders, notes, (".dcm",))
 
 
-def write_masks(root: Path | str) -> int:
-    """Write the pneumothorax of each picture in train-rle.csv as all_masks/ID.png; how many there are."""
-    root = Path(root)
+def write_masks(root: Path) -> int:
+    """Decode the run-length encoded masks of train-rle.csv into all_masks/ID.png; returns how many there are."""
     runs_of: dict[str, list[tuple[int, str]]] = {}
-    for line, (picture, runs) in read_columns(root / TABLE, ("ImageId", "EncodedPixels")):
-        runs_of.setdefault(picture, []).extend([(line, runs)] if runs != "-1" else [])
-    for picture, lines in runs_of.items():
+    for line, (image, runs) in read_columns(root / TABLE, ("ImageId", "EncodedPixels")):
+        runs_of.setdefault(image, []).extend([(line, runs)] if runs != "-1" else [])
+    for image, lines in runs_of.items():
         mask = np.zeros(SIDE * SIDE, bool)
         for line, runs in lines:
             try:
-                _fill(mask, [int(number) for number in runs.split()])
+                _fill_runs(mask, [int(number) for number in runs.split()])
             except ValueError:
-                raise UserError(f"{root / TABLE}:{line}: {runs[:40]!r} are no runs of pixels") from None
-        save_mask(mask.reshape(SIDE, SIDE).T, root / MASKS / f"{picture}.png")
+                raise UserError(f"{root / TABLE}:{line}: {runs[:40]!r} is not a run-length encoding") from None
+        save_mask(mask.reshape(SIDE, SIDE).T, root / MASKS / f"{image}.png")
     return len(runs_of)
 
 
-def _fill(mask: np.ndarray, numbers: list[int]) -> None:
-    """Pairs of a gap since the last run and a run's length, down the columns."""
-    place = 0
+def _fill_runs(mask: np.ndarray, numbers: list[int]) -> None:
+    """Pairs of the gap since the last run and the length of a run, column by column."""
+    position = 0
     for gap, length in zip(numbers[::2], numbers[1::2], strict=True):
-        if gap < 0 or length < 0 or place + gap + length > len(mask):
-            raise ValueError("runs outside the picture")
-        mask[place + gap : place + gap + length] = True
-        place += gap + length
-
-
-# ---- DICOM -----------------------------------------------------------------------------------------------------------
+        if gap < 0 or length < 0 or position + gap + length > len(mask):
+            raise ValueError("run outside the image")
+        mask[position + gap : position + gap + length] = True
+        position += gap + length

@@ -1,1 +1,2 @@
-"""Tests of explanations: localisation, perturbation curves, sufficient subsets, neighbours, background swaps, label information in the mask shape."""
+"""Tests of explanations: localisation, perturbation curves, sufficient input subsets, nearest neighbours, background
+swaps, label information in the mask shape."""

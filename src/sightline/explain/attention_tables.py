@@ -1,4 +1,4 @@
-"""Where several backbones look, as tables for people and as lines for a file."""
+"""Where several backbones look: tables for the terminal and lines for a CSV file."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ LEVELS = ("patches", "pixels")
 FIGURES = {
     "mass": "mass inside",
     "hit": "peak inside",
-    "entropy": "entropy (even: 100)",
+    "entropy": "entropy (uniform: 100)",
     "top10": "mass of the top 10 %",
     "top25": "mass of the top 25 %",
 }
-PLACES = ("patches", "registers", "CLS")
+ATTENTION_TARGETS = ("patches", "registers", "CLS")
 
 
 @dataclass(frozen=True)
 class Attention:
-    """How well one map, of one block with its heads joined in one way, lies on the truth."""
+    """Agreement with the ground truth of one attention map: one block, with its heads combined in one way."""
 
     layer: int  # from 0
     heads: str
@@ -35,21 +35,21 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What is found about one backbone."""
+class BackboneAttention:
+    """The figures of one backbone."""
 
     name: str
     parameters: int  # without a head
     blocks: int
-    size: tuple[int, int]  # of its pictures
+    size: tuple[int, int]  # of its images
     patch: int
     attention: tuple[Attention, ...]
     shares: tuple[dict[str, Estimate], ...]  # per block: of CLS's attention, each of PLACES
-    even: dict[str, dict[str, Estimate]]  # what a map that is the same everywhere gets; hit: a place drawn at random
+    even: dict[str, dict[str, Estimate]]  # of a uniform map, whose peak is a random position
 
     @property
     def short(self) -> str:
-        """Of a weights file, its folder and itself."""
+        """Of a weights file, the folder and file name."""
         return "/".join(Path(self.name).parts[-2:]).removesuffix(".safetensors")
 
     def layer(self, index: int) -> str:
@@ -57,22 +57,22 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class SideBySide:
-    """Where several backbones look, on the same pictures."""
+class BackboneComparison:
+    """Several backbones on the same images."""
 
     data: str
     fingerprint: str
     split: str
     n: int
     truth: Truth
-    backbones: tuple[Seen, ...]
+    backbones: tuple[BackboneAttention, ...]
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def lines(self) -> list[dict[str, Any]]:
-        """One per figure, for a CSV file."""
+        """One line per figure, for a CSV file."""
         lines = []
         for seen in self.backbones:
             found: list[tuple[int | str, str, str, dict[str, Estimate]]] = [
@@ -93,7 +93,7 @@ class SideBySide:
 
         table = Table(
             "backbone", "layer", "heads", "level", *FIGURES.values(), "n", box=None, pad_edge=False,
-            caption="In %, with 95 % intervals: bootstrap over images. Layers count from 0 (from the end).",
+            caption="In %, with 95 % intervals by bootstrap over images. Layers are counted from 0 (from the end).",
         )  # fmt: skip
         table.caption_justify = "left"
         for column in table.columns:
@@ -108,23 +108,25 @@ class SideBySide:
             for seen in alike:
                 for one in seen.attention:
                     add(seen.short, seen.layer(one.layer), one.heads, one.levels)
-            add("even map", "–", "–", even)
+            add("uniform map", "–", "–", even)
         return table
 
     def table_of_shares(self) -> Table:
-        """Of the blocks that were asked about; the files have all."""
+        """For the requested blocks; the files have all blocks."""
         from rich.markup import escape
         from rich.table import Table
 
-        table = Table("attention of CLS", "layer", *(f"on {place}" for place in PLACES), "n", box=None, pad_edge=False)
+        table = Table(
+            "attention of CLS", "layer", *(f"on {place}" for place in ATTENTION_TARGETS), "n", box=None, pad_edge=False
+        )
         for seen in self.backbones:
             for layer in sorted({one.layer for one in seen.attention}):
                 shares = seen.shares[layer]
-                cells = [_cell(shares[place]) for place in PLACES]
+                cells = [_cell(shares[place]) for place in ATTENTION_TARGETS]
                 table.add_row(escape(seen.short), seen.layer(layer), *cells, f"{shares['CLS'].n:,}")
         return table
 
 
 def _cell(one: Estimate) -> str:
-    """Without a space inside the interval: a narrow screen breaks before it. The bracket is no markup."""
+    """Without a space inside the interval, so that a narrow terminal breaks before it, and with an escaped bracket."""
     return rf"{100 * one.value:.1f} \[{100 * one.low:.1f}–{100 * one.high:.1f}]"

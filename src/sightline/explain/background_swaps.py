@@ -1,8 +1,8 @@
-"""The same things before other backgrounds: what a model makes of its own pictures when things and places change.
+"""Background swaps: predictions on the same objects in front of other backgrounds.
 
-Every picture is asked about as it is, with the background of another picture (of the same kind, of any, of another
-kind), without its background, and without its foreground. The foreground is what a mask says; where the data have none,
-it is what the model itself looks at, which is a weaker test, and said.
+Every image is classified as it is, with the background of another image (of the same kind, of any kind, of another
+kind), with its background removed, and with its foreground removed. The foreground is the object mask; without masks
+it is the model's own sight, which is a weaker test and is reported as such.
 """
 
 from __future__ import annotations
@@ -22,103 +22,106 @@ from torch import Tensor
 from ..data.rows import Rows, attribute_of
 from ..errors import UserError
 from ..metrics.estimates import Estimate
-from ..metrics.groups import Cells
 from ..metrics.inference import inference_batches, predictions_from_logits, sight_for, sight_for_prediction
-from ..metrics.intervals import TAIL, resample, wilson
-from ..metrics.localization import with_truth
+from ..metrics.localization import select_annotated
 from ..metrics.predictions import Predictions
 from ..sight import Method
 from ..vit.model import Input
+from .estimates import accuracy_difference, proportion
+from .sampling import interleave_groups
 
-MOST = 2000  # pictures, which are held in memory: enough for two points of uncertainty
+MAX_IMAGES = 2000  # held in memory; the interval is then about ± 2 points
 EXAMPLES = 3
-RESAMPLES = 2000
-THOUSAND = 1000  # steps of progress
-KINDS = ("original", "same", "random", "other", "foreground", "background")
+PROGRESS_STEPS = 1000
+CONDITIONS = ("original", "same", "random", "other", "foreground", "background")
 Progress = Callable[[int], None] | None
 
 
 @dataclass(frozen=True, eq=False)
-class Swaps:
-    """Answers to the same pictures in every condition of `KINDS` that could be made."""
+class SwapResults:
+    """Predictions on the same images in every condition of `CONDITIONS` that is possible on these data."""
 
-    source: Literal["given", "discovered"]  # where foregrounds come from
-    by: Literal["class", "group"]  # what makes two backgrounds of one kind
+    source: Literal["given", "discovered"]  # of the foreground masks
+    by: Literal["class", "group"]  # what defines the kind of a background
     kinds: tuple[str, ...]
-    answers: dict[str, Predictions]
-    examples: dict[str, Tensor]  # uint8 [m, 3, h, w]: the first pictures, in each condition
+    predictions: dict[str, Predictions]
+    examples: dict[str, Tensor]  # uint8 [m, 3, h, w]: the first images, in each condition
     notes: tuple[str, ...]
 
     @property
     def n(self) -> int:
-        return len(self.answers["original"])
+        return len(self.predictions["original"])
 
     @property
     def gap(self) -> Estimate | None:
-        """Accuracy on backgrounds of the same kind minus that on any (the background gap of Xiao et al. 2021)."""
-        return difference(self.answers["same"], self.answers["random"]) if "same" in self.answers else None
+        """Accuracy with backgrounds of the same kind minus that with any (the background gap of Xiao et al. 2021)."""
+        if "same" not in self.predictions:
+            return None
+        return accuracy_difference(self.predictions["same"], self.predictions["random"])
 
-    def changed(self, kind: str) -> Estimate:
-        """How often the answer is another one than that to the picture as it is."""
-        changed = self.answers[kind].predicted != self.answers["original"].predicted
-        low, high = wilson(int(changed.sum()), self.n)
-        return Estimate(changed.mean(), low, high, self.n, "Wilson")
+    def changed(self, condition: str) -> Estimate:
+        """The fraction of images whose prediction differs from that on the original image."""
+        return proportion(self.predictions[condition].predicted != self.predictions["original"].predicted)
 
 
-def swaps(
+def swap_backgrounds(
     method: Method,
     rows: Rows,
     indices: np.ndarray,
     expects: Input,
     accelerator: Accelerator,
     *,
-    most: int = MOST,
+    most: int = MAX_IMAGES,
     seed: int = 0,
     batch: int = 64,
     workers: int = 0,
     cache: Path | None = None,
     progress: Progress = None,
-) -> Swaps:
-    """At most so many of these rows, drawn at random, in every condition."""
+) -> SwapResults:
+    """Predict a random sample of at most `most` of these rows in every condition."""
     generator = np.random.default_rng(seed)
-    told, notes = method.needs_masks, ()
+    notes: tuple[str, ...] = ()
     rows, chosen = method.with_masks(rows), np.asarray(indices)
-    given = told or any(rows.masks[i] for i in chosen) if rows.masks is not None else told
+    given = method.needs_masks or (rows.masks is not None and any(rows.masks[i] for i in chosen))
     if given:
-        chosen, notes = with_truth(rows, chosen)
+        chosen, notes = select_annotated(rows, chosen)
     if len(chosen) > most:
         chosen = np.sort(generator.choice(chosen, most, replace=False))
-    held = Held.of(method, rows, chosen, expects, accelerator, given, batch, workers, cache)
-    held, more = held.usable(given)
-    kinds, by, names = kinds_of_background(rows, held.indices)
-    partners = {kind: partner(kinds, kind, generator) for kind in ("same", "random", "other")}
-    shared = {kind: some for kind, some in partners.items() if (some >= 0).all()}
-    examples = spread_over(rows.cells[0][held.indices], EXAMPLES)
-    answers, drawn = {}, {}
-    for number, kind in enumerate(wanted := [kind for kind in KINDS if kind not in partners or kind in shared]):
+    images = MaskedImages.load(method, rows, chosen, expects, accelerator, given, batch, workers, cache)
+    images, left_out = images.usable(given)
+    kinds, by, names = background_kinds(rows, images.indices)
+    partners = {kind: choose_partners(kinds, kind, generator) for kind in ("same", "random", "other")}
+    possible = {kind: chosen for kind, chosen in partners.items() if (chosen >= 0).all()}
+    conditions = [condition for condition in CONDITIONS if condition not in partners or condition in possible]
+    shown = interleave_groups(rows.cells[0][images.indices])[:EXAMPLES]
+    predictions, examples = {}, {}
+    for number, condition in enumerate(conditions):
         logits = []
-        for start in range(0, len(held), batch):
-            at = np.arange(start, min(start + batch, len(held)))
-            mixed, masks = held.mixed(at, kind, shared.get(kind), expects.mean, accelerator.device)
+        for start in range(0, len(images), batch):
+            at = np.arange(start, min(start + batch, len(images)))
+            mixed, masks = images.composite(at, condition, possible.get(condition), expects.mean, accelerator.device)
             with torch.no_grad(), accelerator.autocast():
-                seen = sight_for_prediction(method, mixed, masks if told else None)
-                logits.append(method.judge(mixed, seen).logits.float().cpu())
+                sight = sight_for_prediction(method, mixed, masks if method.needs_masks else None)
+                logits.append(method.judge(mixed, sight).logits.float().cpu())
             if progress is not None:
-                progress(round(THOUSAND * (number + (at[-1] + 1) / len(held)) / len(wanted)))
-        answers[kind] = predictions_from_logits(rows, held.indices, torch.cat(logits).numpy())
-        mixed, _ = held.mixed(examples, kind, shared.get(kind), expects.mean, "cpu")
-        drawn[kind] = (mixed * 255).round().to(torch.uint8)
+                progress(round(PROGRESS_STEPS * (number + (at[-1] + 1) / len(images)) / len(conditions)))
+        predictions[condition] = predictions_from_logits(rows, images.indices, torch.cat(logits).numpy())
+        mixed, _ = images.composite(shown, condition, possible.get(condition), expects.mean, "cpu")
+        examples[condition] = (mixed * 255).round().to(torch.uint8)
     words = {"same": "the same", "random": "any", "other": "another"}
-    lost = [f"no background of {words[kind]} kind for some pictures" for kind in partners if kind not in shared]
-    return Swaps("given" if given else "discovered", by, names, answers, drawn, (*notes, *more, *lost))
+    impossible = [
+        f"some images have no partner with a background of {words[k]} kind" for k in words if k not in possible
+    ]
+    source = "given" if given else "discovered"
+    return SwapResults(source, by, names, predictions, examples, (*notes, *left_out, *impossible))
 
 
-# ---- pictures and their foregrounds ----------------------------------------------------------------------------------
+# ---- images and their foregrounds ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """Pictures in memory, as the model expects them."""
+class MaskedImages:
+    """Images in memory, preprocessed for the model, with their foreground masks."""
 
     indices: np.ndarray  # into the rows
     images: Tensor  # uint8 [n, 3, h, w]
@@ -129,71 +132,76 @@ class Held:
 
     @classmethod
     @torch.no_grad()
-    def of(
+    def load(
         cls, method: Method, rows: Rows, indices: np.ndarray, expects: Input, accelerator: Accelerator, given: bool,
         batch: int, workers: int, cache: Path | None,
-    ) -> Held:  # fmt: skip
+    ) -> MaskedImages:  # fmt: skip
+        """With the rows' masks if `given`, otherwise with the method's own sight as the mask."""
         images, masks = [], []
         with closing(
             inference_batches(
                 rows, indices, expects, accelerator, batch=batch, workers=workers, cache=cache, masks=given
             )
         ) as batches:
-            for some in batches.epoch(0):
-                images.append(some.images.cpu())
+            for loaded in batches.epoch(0):
+                images.append(loaded.images.cpu())
                 if given:
-                    assert some.masks is not None
-                    masks.append(some.masks.cpu())
+                    assert loaded.masks is not None
+                    masks.append(loaded.masks.cpu())
                 else:
-                    seen = some.to(accelerator.device).images.float() / 255
+                    pixels = loaded.to(accelerator.device).images.float() / 255
                     with accelerator.autocast():
-                        masks.append(sight_for(method, seen, None).visible(tuple(seen.shape[2:])).cpu())
+                        masks.append(sight_for(method, pixels, None).visible(tuple(pixels.shape[2:])).cpu())
         return cls(indices, torch.cat(images), torch.cat(masks))
 
-    def usable(self, given: bool) -> tuple[Held, tuple[str, ...]]:
-        """Those that have a foreground and a background, and what was left out."""
-        share = self.masks.flatten(1).float().mean(dim=1)
-        both = (share > 0) & (share < 1)
+    def usable(self, given: bool) -> tuple[MaskedImages, tuple[str, ...]]:
+        """The images with both foreground and background, and a note about those left out."""
+        foreground = self.masks.flatten(1).float().mean(dim=1)
+        both = (foreground > 0) & (foreground < 1)
         if not both.any():
-            sees_all = "the data have no masks, and the model's sight hides nothing; discover some with --masks"
-            what = "the masks are empty" if given else f"{sees_all} tokencut:BACKBONE"
-            raise UserError(f"there is no telling foreground from background: {what}")
-        left = int((~both).sum())
-        why = "its mask" if given else "its sight"
-        notes = (f"left out, because {why} is empty or everything: {left:,} of {len(self):,} pictures",) * (left > 0)
-        return Held(self.indices[both.numpy()], self.images[both], self.masks[both]), notes
+            reason = "the masks are empty or cover the whole image"
+            if not given:
+                reason = (
+                    "the data have no masks and the model sees the whole image; create masks with --masks "
+                    "tokencut:BACKBONE"
+                )
+            raise UserError(f"foreground and background cannot be separated: {reason}")
+        left_out = int((~both).sum())
+        source = "mask" if given else "sight"
+        note = f"{left_out:,} of {len(self):,} images left out: their {source} is empty or covers the whole image"
+        return MaskedImages(self.indices[both.numpy()], self.images[both], self.masks[both]), (note,) * (left_out > 0)
 
-    def mixed(
-        self, at: np.ndarray, kind: str, partners: np.ndarray | None, mean: tuple[float, ...], device
+    def composite(
+        self, at: np.ndarray, condition: str, partners: np.ndarray | None, mean: tuple[float, ...], device
     ) -> tuple[Tensor, Tensor]:
-        """[b, 3, h, w] in a condition, and where the foreground is, or was."""
+        """Images [b, 3, h, w] in a condition, and the masks of their original foregrounds."""
 
-        def take(some: np.ndarray) -> tuple[Tensor, Tensor]:
-            return self.images[some].to(device).float() / 255, self.masks[some].to(device)
+        def take(chosen: np.ndarray) -> tuple[Tensor, Tensor]:
+            return self.images[chosen].to(device).float() / 255, self.masks[chosen].to(device)
 
         images, masks = take(at)
-        if kind == "original":
+        if condition == "original":
             return images, masks
-        if kind == "background":
-            return painted_over(images, masks), masks
-        if kind == "foreground":
-            ground = images.new_tensor(mean).view(3, 1, 1).expand_as(images)
+        if condition == "background":
+            return inpaint(images, masks), masks
+        if condition == "foreground":
+            background = images.new_tensor(mean).view(3, 1, 1).expand_as(images)
         else:
             assert partners is not None
-            ground = painted_over(*take(partners[at]))
-        return torch.where(masks[:, None], images, ground), masks
+            background = inpaint(*take(partners[at]))
+        return torch.where(masks[:, None], images, background), masks
 
 
-def painted_over(images: Tensor, gone: Tensor) -> Tensor:
-    """Where `gone` [b, h, w], what lies around, blurred the more the farther away it is (pull and push)."""
-    known = (~gone)[:, None].to(images)
+def inpaint(images: Tensor, masked: Tensor) -> Tensor:
+    """Fill `masked` [b, h, w] from the surroundings, increasingly blurred with distance (pull-push pyramid)."""
+    known = (~masked)[:, None].to(images)
     if min(images.shape[2:]) == 1 or bool(known.all()):
         total = known.sum(dim=(2, 3), keepdim=True)
         average = (images * known).sum(dim=(2, 3), keepdim=True) / total.clamp(min=1e-6)
         return torch.where(known > 0, images, torch.where(total > 0, average, 0.5))
     weight = F.avg_pool2d(known, 2, ceil_mode=True)
     coarse = F.avg_pool2d(images * known, 2, ceil_mode=True) / weight.clamp(min=1e-6)
-    filled = painted_over(coarse, (weight == 0)[:, 0])
+    filled = inpaint(coarse, (weight == 0)[:, 0])
     wide = F.interpolate(filled, images.shape[2:], mode="bilinear", align_corners=False)
     return torch.where(known > 0, images, wide)
 
@@ -201,51 +209,29 @@ def painted_over(images: Tensor, gone: Tensor) -> Tensor:
 # ---- whose background ------------------------------------------------------------------------------------------------
 
 
-def kinds_of_background(
-    rows: Rows, indices: np.ndarray
-) -> tuple[np.ndarray, Literal["class", "group"], tuple[str, ...]]:
-    """A number for each picture: what its group says besides the class, or without groups the class; and names."""
+def background_kinds(rows: Rows, indices: np.ndarray) -> tuple[np.ndarray, Literal["class", "group"], tuple[str, ...]]:
+    """The kind of every image's background: the spurious attribute of its group, or without groups its class; and the
+    names of the kinds."""
     labels = rows.labels[indices]
     if rows.groups is not None:
         pairs = zip(rows.groups[indices], labels, strict=True)
-        said = [attribute_of(rows.group_names[group], rows.classes[label]) for group, label in pairs]
-        names = sorted(set(said))
+        attributes = [attribute_of(rows.group_names[group], rows.classes[label]) for group, label in pairs]
+        names = sorted(set(attributes))
         if len(names) > 1:
-            return np.array([names.index(one) for one in said]), "group", tuple(names)
+            return np.array([names.index(one) for one in attributes]), "group", tuple(names)
     return labels, "class", tuple(rows.classes[label] for label in np.unique(labels))
 
 
-def partner(kinds: np.ndarray, which: str, generator: np.random.Generator) -> np.ndarray:
-    """For each picture another one, at random: of the same kind, of any, or of another; -1 where there is none."""
-    places = np.arange(len(kinds))
+def choose_partners(kinds: np.ndarray, which: str, generator: np.random.Generator) -> np.ndarray:
+    """For each image a random other one whose background is of the same kind, any kind, or another; -1 if none."""
+    everyone = np.arange(len(kinds))
     chosen = np.full(len(kinds), -1)
     for kind in np.unique(kinds):
         own = np.flatnonzero(kinds == kind)
-        pool = {"same": own, "random": places, "other": np.flatnonzero(kinds != kind)}[which]
+        pool = {"same": own, "random": everyone, "other": np.flatnonzero(kinds != kind)}[which]
         if which == "other" and len(pool):
             chosen[own] = generator.choice(pool, len(own))
-        elif len(pool) > 1:  # by a step from its own place, so that none is its own partner
+        elif len(pool) > 1:  # an offset from its own position, so that no image is its own partner
             steps = generator.integers(1, len(pool), len(own))
             chosen[own] = pool[(np.searchsorted(pool, own) + steps) % len(pool)]
     return chosen
-
-
-def spread_over(cells: np.ndarray, count: int) -> np.ndarray:
-    """The first pictures of as many different cells as possible."""
-    turn = np.empty(len(cells), dtype=np.int64)
-    for cell in np.unique(cells):
-        own = np.flatnonzero(cells == cell)
-        turn[own] = np.arange(len(own))
-    return np.lexsort((cells, turn))[:count]
-
-
-def difference(ours: Predictions, theirs: Predictions, seed: int = 0) -> Estimate:
-    """Of accuracies on the same pictures, drawn together."""
-    cells = Cells.of(ours)
-    weights = cells.sizes / len(ours)
-    correct = [answers.correct[:, None] for answers in (ours, theirs)]
-    (value, drawn), (other, others) = (
-        sample.averages(weights) for sample in resample(correct, cells.of_image, RESAMPLES, seed)
-    )
-    low, high = np.quantile(drawn[:, 0] - others[:, 0], [TAIL, 1 - TAIL])
-    return Estimate(value[0] - other[0], low, high, len(ours), "paired bootstrap over images", difference=True)

@@ -1,4 +1,4 @@
-"""Before and after: which classes a change of the model has helped, and which it has harmed."""
+"""Per-class accuracy before and after a change of the model: which classes improve, and which get worse."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from ..errors import UserError
 from ..metrics.estimates import Estimate
-from .perturbation import mean_over
+from .estimates import bootstrap_mean
 
-MOST_NAMED = 30  # classes that are named in the picture: the most helped and the most harmed
+MAX_CLASSES = 30  # in the figure: the most improved and the most worsened
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Answers to pictures, by name."""
+class LabelledPredictions:
+    """Labels and predicted classes of images, all by name."""
 
     images: list[str]
     labels: list[str]
@@ -29,83 +29,89 @@ class Seen:
         return np.array(self.predicted) == np.array(self.labels)
 
 
-def seen_in(path: Path) -> Seen:
-    """From a file of answers; probabilities need not be in it."""
+def read_predictions(path: Path) -> LabelledPredictions:
+    """From a predictions file, with or without probabilities."""
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             lines = list(csv.DictReader(file))
-        return Seen(*([line[name] for line in lines] for name in ("image", "label", "predicted")))
+        return LabelledPredictions(*([line[name] for line in lines] for name in ("image", "label", "predicted")))
     except (OSError, KeyError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); make it with `sightline evaluate`") from error
+        raise UserError(f"{path}: cannot be read ({error}); create it with `sightline evaluate`") from error
 
 
-def both(before: Path, after: Path) -> tuple[Seen, Seen]:
-    """The same pictures, as two files have them."""
-    first = seen_in(before)
-    return first, in_order_of(first, seen_in(after), before.stem)
+def read_pair(before: Path, after: Path) -> tuple[LabelledPredictions, LabelledPredictions]:
+    """Two predictions files for the same images, in the same order."""
+    first = read_predictions(before)
+    return first, align_images(first, read_predictions(after), before.stem)
 
 
-def in_order_of(reference: Seen, other: Seen, name: str) -> Seen:
-    """The same pictures in the same order, or it is said that they are not the same."""
+def align_images(reference: LabelledPredictions, other: LabelledPredictions, name: str) -> LabelledPredictions:
+    """`other` in the order of `reference`; an error if images or labels differ."""
     at = {image: i for i, image in enumerate(other.images)}
     if set(at) != set(reference.images) or len(other.images) != len(reference.images):
-        raise UserError(f"{name}: the runs have not answered the same pictures; evaluate them again")
+        raise UserError(f"{name}: the runs were evaluated on different images; evaluate them again")
     order = [at[image] for image in reference.images]
-    moved = Seen(*([column[i] for i in order] for column in (other.images, other.labels, other.predicted)))
-    if moved.labels != reference.labels:
-        raise UserError(f"{name}: the same pictures have other labels in one of the runs; evaluate them again")
-    return moved
+    columns = (other.images, other.labels, other.predicted)
+    aligned = LabelledPredictions(*([column[i] for i in order] for column in columns))
+    if aligned.labels != reference.labels:
+        raise UserError(f"{name}: the runs were evaluated with different labels; evaluate them again")
+    return aligned
 
 
 @dataclass(frozen=True)
-class Change:
+class ClassChange:
     label: str
     before: float
     after: float
-    gain: Estimate  # on the same pictures
+    gain: Estimate  # on the same images
 
 
-def class_changes(before: Seen, after: Seen) -> list[Change]:
-    """Of every class, the most harmed first; both have answered the same pictures in the same order."""
-    labels, found = np.array(before.labels), []
+def class_changes(before: LabelledPredictions, after: LabelledPredictions) -> list[ClassChange]:
+    """The change in accuracy of every class, largest loss first; both on the same images in the same order."""
+    labels, changes = np.array(before.labels), []
     for label in np.unique(labels):
-        mine = labels == label
-        one, other = (some.correct[mine].astype(np.float64) for some in (before, after))
-        found.append(Change(str(label), one.mean(), other.mean(), mean_over(other, one)))
-    return sorted(found, key=lambda change: (change.gain.value, change.label))
+        own = labels == label
+        first, second = (predictions.correct[own].astype(np.float64) for predictions in (before, after))
+        changes.append(ClassChange(str(label), first.mean(), second.mean(), bootstrap_mean(second, first)))
+    return sorted(changes, key=lambda change: (change.gain.value, change.label))
 
 
-def in_words(changes: Sequence[Change]) -> str:
-    """How many classes changed at all, and how many surely, chance allowed for one by one."""
-    helped, harmed = (sum(sign * change.gain.value > 0 for change in changes) for sign in (1, -1))
-    sure = [sum(1 for c in changes if c.gain.low > 0), sum(1 for c in changes if c.gain.high < 0)]
+def changes_summary(changes: Sequence[ClassChange]) -> str:
+    """How many classes improve or get worse, and how many significantly, without correction for multiple tests."""
+    better, worse = (sum(sign * change.gain.value > 0 for change in changes) for sign in (1, -1))
+    significant = [sum(c.gain.low > 0 for c in changes), sum(c.gain.high < 0 for c in changes)]
     return (
-        f"Of {len(changes):,} classes {helped:,} are helped ({sure[0]:,} surely) and {harmed:,} harmed ({sure[1]:,} "
-        "surely), each at 95 % by itself."
+        f"Of {len(changes):,} classes, {better:,} improve ({significant[0]:,} significantly) and {worse:,} get worse "
+        f"({significant[1]:,} significantly), each at the 95 % level without correction for multiple comparisons."
     )
 
 
-def draw_changes(named: Mapping[str, Sequence[Change]], path: Path, title: str) -> None:
-    """A panel per data set: every class that changed, sorted, at most so many at either end."""
+def draw_changes(by_name: Mapping[str, Sequence[ClassChange]], path: Path, title: str) -> None:
+    """A panel per data set with the classes whose accuracy changed, sorted, at most so many from either end."""
     from ..datasets.imagenet import imagenet_classes
     from .plots import figure_class
 
-    called = imagenet_classes()  # who is called by a number there
-    tallest = max(min(len(changes), MOST_NAMED) for changes in named.values())
-    figure = figure_class()(figsize=(4.6 * len(named), max(2.5, 0.22 * tallest + 1.4)), layout="constrained")
-    for axes, (name, changes) in zip(figure.subplots(1, len(named), squeeze=False)[0], named.items(), strict=True):
-        few = [change for change in changes if change.gain.value] or list(changes)
-        if len(few) > MOST_NAMED:
-            few = few[: MOST_NAMED // 2] + few[-MOST_NAMED // 2 :]
-        values = [100 * change.gain.value for change in few]
-        ends = [[100 * (c.gain.value - c.gain.low) for c in few], [100 * (c.gain.high - c.gain.value) for c in few]]
+    class_names = imagenet_classes()  # ImageNet labels are WordNet numbers
+    tallest = max(min(len(changes), MAX_CLASSES) for changes in by_name.values())
+    figure = figure_class()(figsize=(4.6 * len(by_name), max(2.5, 0.22 * tallest + 1.4)), layout="constrained")
+    panels = figure.subplots(1, len(by_name), squeeze=False)[0]
+    for axes, (name, changes) in zip(panels, by_name.items(), strict=True):
+        shown = [change for change in changes if change.gain.value] or list(changes)
+        if len(shown) > MAX_CLASSES:
+            shown = shown[: MAX_CLASSES // 2] + shown[-MAX_CLASSES // 2 :]
+        values = [100 * change.gain.value for change in shown]
+        ends = [
+            [100 * (c.gain.value - c.gain.low) for c in shown],
+            [100 * (c.gain.high - c.gain.value) for c in shown],
+        ]
         colours = ["tab:red" if value < 0 else "tab:green" if value > 0 else "tab:grey" for value in values]
-        axes.barh(range(len(few)), values, xerr=ends, color=colours, ecolor="0.5", height=0.75)
-        axes.set_yticks(range(len(few)), [f"{called.get(c.label, c.label)} (n {c.gain.n:,})" for c in few], fontsize=7)
+        axes.barh(range(len(shown)), values, xerr=ends, color=colours, ecolor="0.5", height=0.75)
+        labels = [f"{class_names.get(c.label, c.label)} (n = {c.gain.n:,})" for c in shown]
+        axes.set_yticks(range(len(shown)), labels, fontsize=7)
         axes.axvline(0, color="black", linewidth=0.8)
-        left = len(changes) - len(few)
-        more = f"\n{left:,} that changed less, or not at all, are not shown" if left else ""
-        axes.set_title(f"{name}: accuracy after − before, points{more}", fontsize=8)
+        hidden = len(changes) - len(shown)
+        more = f"\n{hidden:,} classes with smaller or no changes not shown" if hidden else ""
+        axes.set_title(f"{name}: change in accuracy, points{more}", fontsize=8)
     figure.suptitle(title, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

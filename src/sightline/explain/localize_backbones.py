@@ -1,12 +1,11 @@
-"""Where do backbones look? The attention of CLS, of several of them and in several blocks, against masks or boxes.
+"""Localisation of backbones: the attention of CLS, of several models and blocks, against masks or boxes.
 
-Every figure has its n and a 95 % interval over images, and stands beside that of a map that is the same everywhere.
+Every figure has its n and a 95 % interval over images, and is shown beside that of a uniform map.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,65 +19,57 @@ from torch import Tensor
 
 from ..console.terminal import counted, is_main_process, print_notes, watched
 from ..data.batches import Batch
-from ..data.images import Canvas, Sample, decode
+from ..data.images import DecodedImage, Preprocess, decode
 from ..data.rows import SPLITS, Rows, fingerprint, read_rows
 from ..errors import UserError
+from ..metrics.attention import attention_columns, concentration_columns, value_and_count
 from ..metrics.estimates import Estimate
 from ..metrics.inference import inference_batches
-from ..metrics.localization import RESAMPLES, estimates, in_order, with_truth
+from ..metrics.localization import RESAMPLES, bootstrap_metrics, gather_in_order, select_annotated
 from ..metrics.overlap import Columns
 from ..sight import Sight, cell_share, inside_boxes
 from ..training.distributed import make_accelerator
 from ..vit.model import Input, ViT
-from ..vit.weights import HEAD, load_backbone
-from ..where.attention import Heads, maps_and_shares
-from .attention_tables import FIGURES, LEVELS, PLACES, Attention, Seen, SideBySide, Truth
+from ..vit.weights import HEAD_PREFIXES, load_backbone
+from ..where.attention import Heads, attention_maps_and_shares
+from .attention_tables import (
+    ATTENTION_TARGETS,
+    FIGURES,
+    LEVELS,
+    Attention,
+    BackboneAttention,
+    BackboneComparison,
+    Truth,
+)
+from .sampling import sample_evenly
 
 if TYPE_CHECKING:
     from PIL import Image
 
     from ..config import Localize
 
-PICTURES = 8  # on the sheet
-PICTURE_SIDE = 144
+EXAMPLES = 8  # images on the contact sheet
+EXAMPLE_SIDE = 144
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
 def map_figures(maps: Tensor, inside: Tensor) -> dict[str, Tensor]:
-    """Of maps [B, H, W] over cells of which a share `inside` [B, H, W] is true: a value and whether it counts, [B, 2].
-
-    Mass, hit, entropy and concentration as in A² (sec. 4; App., tables 19 to 23). A hit is a peak at least half inside.
-    """
-    flat, true = maps.flatten(1).float(), inside.flatten(1).float()
-    shares = flat / flat.sum(dim=1, keepdim=True).clamp(min=1e-12)
-    counts = true.any(dim=1)
-    cells = shares.shape[1]
-    top = shares.topk(max(1, round(0.25 * cells)), dim=1).values.cumsum(dim=1)
-    return {
-        "mass": _counted((shares * true).sum(dim=1), counts),
-        "hit": _counted(true.gather(1, shares.argmax(dim=1, keepdim=True))[:, 0] >= 0.5, counts),
-        "entropy": _counted(torch.special.entr(shares).sum(dim=1) / math.log(max(2, cells))),
-        "top10": _counted(top[:, max(1, round(0.1 * cells)) - 1]),
-        "top25": _counted(top[:, -1]),
-    }
+    """Mass, hit, entropy and concentration (A²) of maps [B, H, W] and a truth `inside` [B, h, w], each [B, 2]: the value,
+    and whether the image counts."""
+    return attention_columns(maps, inside) | concentration_columns(maps, inside)
 
 
 def even_figures(inside: Tensor) -> dict[str, Tensor]:
-    """Of a map that is the same everywhere, whose peak is anywhere."""
+    """Figures of a uniform map, whose peak is a random position."""
     found = map_figures(torch.ones_like(inside, dtype=torch.float), inside)
-    by_chance = (inside.flatten(1) >= 0.5).float().mean(dim=1)
-    return found | {"hit": _counted(by_chance, inside.flatten(1).any(dim=1))}
-
-
-def _counted(values: Tensor, counts: Tensor | None = None) -> Tensor:
-    counts = torch.ones_like(values, dtype=torch.float) if counts is None else counts.float()
-    return torch.stack([values.float() * counts, counts], dim=1)
+    hit_rate = (inside.flatten(1) >= 0.5).float().mean(dim=1)
+    return found | {"hit": value_and_count(hit_rate, inside.flatten(1).any(dim=1))}
 
 
 def truth_in(batch: Batch, truth: Truth) -> Tensor:
-    """bool [b, h, w]: masks, or the union of boxes, whose edges go to the whole pixel outside (A²)."""
+    """bool [b, h, w]: masks, or the union of boxes with edges rounded outwards to whole pixels (A²)."""
     if truth == "masks":
         assert batch.masks is not None
         return batch.masks
@@ -94,8 +85,8 @@ def in_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """A backbone, the maps that are asked of it, and the pictures it is shown."""
+class BackboneSetup:
+    """A backbone, the attention maps to measure, and its input size."""
 
     name: str
     vit: ViT
@@ -104,8 +95,8 @@ class Subject:
     expects: Input
 
     def columns(self, images: Tensor, inside: Tensor) -> Columns:
-        """For one batch: bool `inside` [b, h, w] is the truth."""
-        maps, shares = maps_and_shares(self.vit, images, self.layers, self.heads)
+        """For one batch, with the ground truth bool `inside` [b, h, w]."""
+        maps, shares = attention_maps_and_shares(self.vit, images, self.layers, self.heads)
         grid = maps.shape[-2:]
         truth = {"patches": cell_share(inside, grid), "pixels": inside}
         columns = {}
@@ -113,56 +104,55 @@ class Subject:
             columns |= {f"even {level} {figure}": one for figure, one in even_figures(true).items()}
             for i, layer in enumerate(self.layers):
                 for j, heads in enumerate(self.heads):
-                    each = maps[:, i, j]
-                    if level == "pixels":
-                        each = F.interpolate(each[:, None], inside.shape[1:], mode="bilinear")[:, 0]
-                    found = map_figures(each, true)
+                    found = map_figures(maps[:, i, j], true)
                     columns |= {f"{layer} {heads} {level} {figure}": one for figure, one in found.items()}
         for layer, some in enumerate(shares.unbind(dim=1)):
-            columns |= {f"{layer} {place}": _counted(some[:, k]) for k, place in enumerate(PLACES)}
+            columns |= {f"{layer} {place}": value_and_count(some[:, k]) for k, place in enumerate(ATTENTION_TARGETS)}
         return {name: column.double().cpu().numpy() for name, column in columns.items()}
 
-    def seen(self, found: Mapping[str, Estimate]) -> Seen:
+    def seen(self, found: Mapping[str, Estimate]) -> BackboneAttention:
         def levels(about: str) -> dict[str, dict[str, Estimate]]:
             return {level: {figure: found[f"{about} {level} {figure}"] for figure in FIGURES} for level in LEVELS}
 
         if "even pixels mass" not in found:
-            raise UserError(f"nothing is true in any of the pictures, as {self.name} sees them; choose other data")
+            raise UserError(f"no image has ground truth left after the crop for {self.name}; choose other data")
 
         config = self.vit.config
-        return Seen(
+        return BackboneAttention(
             self.name,
-            sum(p.numel() for name, p in self.vit.named_parameters() if not name.startswith(HEAD)),
+            sum(p.numel() for name, p in self.vit.named_parameters() if not name.startswith(HEAD_PREFIXES)),
             config.depth,
             self.expects.size,
             config.patch,
             tuple(Attention(i, str(heads), levels(f"{i} {heads}")) for i in self.layers for heads in self.heads),
-            tuple({place: found[f"{i} {place}"] for place in PLACES} for i in range(config.depth)),
+            tuple({place: found[f"{i} {place}"] for place in ATTENTION_TARGETS} for i in range(config.depth)),
             levels("even"),
         )
 
 
-def subject(
+def backbone_setup(
     name: str, vit: ViT, layers: Sequence[int] | Literal["all"], heads: Sequence[str], size: int | None = None
-) -> Subject:
-    from ..methods.a2 import heads_of
+) -> BackboneSetup:
+    from ..methods.a2 import parse_heads
 
     config = vit.config
     for layer in () if layers == "all" else layers:
         if not -config.depth <= layer < config.depth:
-            raise UserError(f"--layer {layer}: {name} has {config.depth} blocks, 0 to {config.depth - 1}")
+            raise UserError(f"--layer {layer}: {name} has the blocks 0 to {config.depth - 1}")
     chosen = range(config.depth) if layers == "all" else [int(layer) % config.depth for layer in layers]
     if size is not None and (size < 1 or size % config.patch):
         near = max(size // config.patch, 1) * config.patch
-        raise UserError(f"--size {size}: must be a multiple of the patch of {name}, {config.patch}, such as {near}")
+        raise UserError(
+            f"--size {size}: must be a multiple of the patch size of {name} ({config.patch}), such as {near}"
+        )
     expects = config.input if size is None else replace(config.input, size=(size, size))
-    joined = [heads_of(text, config) for text in heads]
-    return Subject(name, vit, tuple(dict.fromkeys(chosen)), tuple(dict.fromkeys(joined)), expects)
+    combinations = [parse_heads(text, config) for text in heads]
+    return BackboneSetup(name, vit, tuple(dict.fromkeys(chosen)), tuple(dict.fromkeys(combinations)), expects)
 
 
 @torch.no_grad()
 def localize_backbones(
-    subjects: Sequence[Subject],
+    setups: Sequence[BackboneSetup],
     rows: Rows,
     indices: np.ndarray,
     accelerator: Accelerator,
@@ -173,18 +163,18 @@ def localize_backbones(
     cache: Path | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> SideBySide:
-    """Where they look on these rows. The truth is masks where the data have any, else boxes, unless it is said.
+) -> BackboneComparison:
+    """Compare backbones on these rows. The ground truth is masks if the data have any, else boxes, unless given.
 
-    Backbones that see pictures alike see them together, so that they are decoded once.
+    Backbones with the same preprocessing share a pass, so that images are decoded once.
     """
     truth = truth or truth_of(rows, indices)
-    chosen, notes = with_truth(rows, np.asarray(indices), truth)
-    alike: dict[Canvas, list[Subject]] = {}
-    for each in subjects:
+    chosen, notes = select_annotated(rows, np.asarray(indices), truth)
+    alike: dict[Preprocess, list[BackboneSetup]] = {}
+    for each in setups:
         each.vit.to(accelerator.device).eval()
-        alike.setdefault(Canvas.of(each.expects), []).append(each)
-    found: dict[str, Seen] = {}
+        alike.setdefault(Preprocess.of(each.expects), []).append(each)
+    found: dict[str, BackboneAttention] = {}
     for some in alike.values():
         batches = inference_batches(
             rows, chosen, some[0].expects, accelerator,
@@ -192,26 +182,26 @@ def localize_backbones(
         )  # fmt: skip
         mine: dict[str, list[tuple[np.ndarray, Columns]]] = {each.name: [] for each in some}
         try:
-            for pictures in watched(batches.epoch(0), len(batches)):
-                if len(pictures):
-                    pictures = pictures.to(accelerator.device)
-                    images, inside = pictures.images.float() / 255, truth_in(pictures, truth)
+            for loaded in watched(batches.epoch(0), len(batches)):
+                if len(loaded):
+                    loaded = loaded.to(accelerator.device)
+                    images, inside = loaded.images.float() / 255, truth_in(loaded, truth)
                     for each in some:
-                        mine[each.name].append((pictures.indices.cpu().numpy(), each.columns(images, inside)))
+                        mine[each.name].append((loaded.indices.cpu().numpy(), each.columns(images, inside)))
         finally:
             batches.close()
         for each in some:
-            columns = in_order(mine[each.name])
+            columns = gather_in_order(mine[each.name])
             plain = {name for name in columns if not name.endswith((" mass", " hit"))}
-            found[each.name] = each.seen(estimates(columns, resamples, seed, plain=plain))
+            found[each.name] = each.seen(bootstrap_metrics(columns, resamples, seed, plain=plain))
     if len(alike) > 1:
         notes = (
             *notes,
-            "backbones see pictures as each expects them: sizes or margins differ, and with them the truth",
+            "the backbones differ in input size or crop, and so does the ground truth they are measured against",
         )
     split = "+".join(SPLITS[i] for i in np.unique(rows.splits[chosen]))
-    ordered = tuple(found[each.name] for each in subjects)
-    return SideBySide(rows.name, fingerprint(rows), split, len(chosen), truth, ordered, notes)
+    ordered = tuple(found[each.name] for each in setups)
+    return BackboneComparison(rows.name, fingerprint(rows), split, len(chosen), truth, ordered, notes)
 
 
 def truth_of(rows: Rows, indices: np.ndarray) -> Truth:
@@ -222,49 +212,44 @@ def truth_of(rows: Rows, indices: np.ndarray) -> Truth:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def localize_command(command: Localize) -> SideBySide:
-    """What `sightline localize BACKBONE … DATA` asks for; everything that can be wrong is said before the work."""
+def localize_command(command: Localize) -> BackboneComparison:
+    """`sightline localize BACKBONE … DATA`; every check runs before the work."""
     from ..console.files import make_folder
     from .plots import figure_class
 
     names, data = command.backbones_and_data()
-    rows = read_rows(data, layout=command.layout, whole=True)
-    indices = rows.where(command.split)
+    rows = read_rows(data, layout=command.layout, all_test=True)
+    indices = rows.split_indices(command.split)
     if not len(indices):
-        raise UserError(f"{data}: no pictures in the split {command.split!r}; choose another --split")
-    indices, notes = with_truth(rows, indices, command.truth or truth_of(rows, indices))
+        raise UserError(f"{data}: no images in the split {command.split!r}; choose another --split")
+    indices, notes = select_annotated(rows, indices, command.ground_truth or truth_of(rows, indices))
     if command.limit is not None:
         if command.limit < 1:
-            raise UserError(f"--limit {command.limit}: at least 1")
-        indices = spread_over(indices, command.limit)
-    if command.out is not None and command.pictures:
-        figure_class()  # or it says what is missing
+            raise UserError(f"--limit {command.limit}: must be at least 1")
+        indices = sample_evenly(indices, command.limit)
+    if command.out is not None and command.figures:
+        figure_class()  # raises if matplotlib is missing
     if not command.heads or not command.layer:
         raise UserError("--layer, --heads: name at least one of each")
     loaded = {name: load_backbone(name) for name in names}
-    subjects = [subject(name, vit, command.layer, command.heads, command.size) for name, vit in loaded.items()]
+    setups = [backbone_setup(name, vit, command.layer, command.heads, command.size) for name, vit in loaded.items()]
     if command.out is not None:
         make_folder(command.out)
     accelerator = make_accelerator(command.device)
     found = localize_backbones(
-        subjects, rows, indices, accelerator,
-        truth=command.truth, batch=command.batch, workers=command.workers, cache=command.cache,
+        setups, rows, indices, accelerator,
+        truth=command.ground_truth, batch=command.batch, workers=command.workers, cache=command.cache,
     )  # fmt: skip
     found = replace(found, notes=(*notes, *found.notes))
     if command.out is not None and accelerator.is_main_process:
         save(found, command.out)
-        if command.pictures:
-            draw(found, subjects, rows, spread_over(indices, PICTURES), command.out)
+        if command.figures:
+            draw(found, setups, rows, sample_evenly(indices, EXAMPLES), command.out)
     accelerator.wait_for_everyone()
     return found
 
 
-def spread_over(indices: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` of them, at even distances: rows are often in the order of their classes."""
-    return indices[np.linspace(0, len(indices) - 1, min(count, len(indices))).round().astype(np.int64)]
-
-
-def save(found: SideBySide, folder: Path) -> None:
+def save(found: BackboneComparison, folder: Path) -> None:
     from ..console.files import as_csv, write
 
     write(folder / "backbones.json", json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
@@ -272,47 +257,51 @@ def save(found: SideBySide, folder: Path) -> None:
     write(folder / "backbones.csv", as_csv(list(lines[0]), lines))
 
 
-def draw(found: SideBySide, subjects: Sequence[Subject], rows: Rows, few: np.ndarray, folder: Path) -> None:
+def draw(
+    found: BackboneComparison, setups: Sequence[BackboneSetup], rows: Rows, shown: np.ndarray, folder: Path
+) -> None:
     from .plots import draw_layers, draw_shares, draw_sizes
 
     draw_sizes(found, folder / "size.png")
     draw_shares(found, folder / "shares.png")
     if any(len({one.layer for one in seen.attention}) > 1 for seen in found.backbones):
         draw_layers(found, folder / "layers.png")
-    attention_sheet(found, subjects, rows, few).save(folder / "attention.png")
+    attention_sheet(found, setups, rows, shown).save(folder / "attention.png")
 
 
 @torch.no_grad()
-def attention_sheet(found: SideBySide, subjects: Sequence[Subject], rows: Rows, few: np.ndarray) -> Image.Image:
-    """Some pictures, what is true of them, and lit by the attention of each backbone in the last block asked about."""
-    from ..data.drawing import as_seen, lit, sheet
+def attention_sheet(
+    found: BackboneComparison, setups: Sequence[BackboneSetup], rows: Rows, shown: np.ndarray
+) -> Image.Image:
+    """Example images, their ground truth, and the attention of each backbone in the last requested block."""
+    from ..data.drawing import grey_out_hidden, image_grid, overlay_attention
 
     captions: dict[str, Tensor] = {}
-    for seen, each in zip(found.backbones, subjects, strict=True):
+    for seen, each in zip(found.backbones, setups, strict=True):
         device = each.vit.cls_token.device
-        samples = [decode(rows, int(i), Canvas.of(each.expects)) for i in few]
+        samples = [decode(rows, int(i), Preprocess.of(each.expects)) for i in shown]
         images = torch.stack([sample.image for sample in samples]).float() / 255
         if not captions:
             inside = torch.stack([_truth_of_one(sample, found.truth) for sample in samples])
-            true = as_seen(images, Sight(keep_pixels=inside))
-            captions = {"pictures": _even_sided(images), f"truth: {found.truth}": _even_sided(true)}
+            true = grey_out_hidden(images, Sight(keep_pixels=inside))
+            captions = {"images": _resize(images), f"ground truth: {found.truth}": _resize(true)}
         best = max(seen.attention, key=lambda one: one.layer)
-        maps, _ = maps_and_shares(each.vit, images.to(device), [best.layer], each.heads[:1])
+        maps, _ = attention_maps_and_shares(each.vit, images.to(device), [best.layer], each.heads[:1])
         figures = best.levels["pixels"]
-        said = ", ".join(f"{FIGURES[name]} {figures[name].figure}" for name in ("mass", "hit"))
-        about = f"{seen.short}, layer {seen.layer(best.layer)}, heads {best.heads}: {said}"
-        captions[about] = _even_sided(lit(images, maps[:, 0, 0].cpu()))
-    return sheet(captions)
+        values = ", ".join(f"{FIGURES[name]} {figures[name].value_text}" for name in ("mass", "hit"))
+        caption = f"{seen.short}, layer {seen.layer(best.layer)}, heads {best.heads}: {values}"
+        captions[caption] = _resize(overlay_attention(images, maps[:, 0, 0].cpu()))
+    return image_grid(captions)
 
 
-def _truth_of_one(sample: Sample, truth: Truth) -> Tensor:
+def _truth_of_one(sample: DecodedImage, truth: Truth) -> Tensor:
     known = sample.mask if truth == "masks" else sample.boxes
-    assert known is not None, "pictures without any truth were left out"
+    assert known is not None, "images without ground truth were left out"
     return known if truth == "masks" else in_boxes(known[None], (sample.image.shape[1], sample.image.shape[2]))[0]
 
 
-def _even_sided(images: Tensor) -> Tensor:
-    return F.interpolate(images, (PICTURE_SIDE, PICTURE_SIDE), mode="bilinear", antialias=True)
+def _resize(images: Tensor) -> Tensor:
+    return F.interpolate(images, (EXAMPLE_SIDE, EXAMPLE_SIDE), mode="bilinear", antialias=True)
 
 
 def show_backbones(command: Localize) -> int:
@@ -322,11 +311,11 @@ def show_backbones(command: Localize) -> int:
     found = localize_command(command)
     if is_main_process():
         console = Console(highlight=False)
-        about = f"{found.data}, split {found.split!r}: {counted(found.n)}, the truth being {found.truth}"
-        console.print(escape(about), soft_wrap=True)
+        title = f"{found.data}, split {found.split!r}: {counted(found.n)}, ground truth: {found.truth}"
+        console.print(escape(title), soft_wrap=True)
         console.print(found.table())
         console.print(found.table_of_shares())
         print_notes(console, found.notes)
         if command.out is not None:
-            print(f"The figures{' and pictures' if command.pictures else ''} are in {command.out}.")
+            print(f"Results{' and figures' if command.figures else ''} saved to {command.out}.")
     return 0

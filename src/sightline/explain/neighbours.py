@@ -1,4 +1,4 @@
-"""What features know without a head: whether a picture's nearest neighbours are of its class."""
+"""k-nearest-neighbour accuracy of the features: are an image's nearest neighbours of its class?"""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from ..sight import Method
 from ..vit.model import Input
 
 NEIGHBOURS = (1, 10)
-AT_ONCE = 1024
+TEMPERATURE = 0.07
+CHUNK = 1024
 
 
 def features(
     method: Method, rows: Rows, indices: np.ndarray, expects: Input, accelerator: Accelerator,
     *, batch: int, workers: int, cache: Path | None = None,
 ) -> Tensor:  # fmt: skip
-    """[n, D], of length 1: the first token that each answer is made from, which is CLS."""
+    """[n, D], L2-normalised: the first token that the prediction is made from, which is CLS."""
 
     def embed(images: Tensor, masks: Tensor | None) -> Tensor:
         tokens = method.judge(images, sight_for_prediction(method, images, masks)).tokens
         if tokens is None:
-            raise UserError(f"{type(method).__name__}: says nothing of its features")
+            raise UserError(f"{type(method).__name__}: does not return its features")
         return F.normalize(tokens[:, 0].float(), dim=-1)
 
     batches = inference_batches(
@@ -41,26 +42,26 @@ def features(
         return torch.from_numpy(map_batches(embed, batches, accelerator))
 
 
-def named_rightly(
+def knn_correct(
     queries: Tensor, labels: Tensor, bank: Tensor | None = None, bank_labels: Tensor | None = None
 ) -> dict[int, np.ndarray]:
-    """Per number of NEIGHBOURS, or of as many as there are, bool [n]: whether those with the largest cosine name the
-    right class, each counting by exp(cosine / 0.07) (DINO, sec. 4.1). Without a bank they are the other queries."""
+    """For each k of NEIGHBOURS, bool [n]: whether the k nearest neighbours by cosine vote for the true class, weighted
+    by exp(cosine / 0.07) (DINO, sec. 4.1). Without a bank, the neighbours are the other queries."""
     others = queries if bank is None else bank
-    known = labels if bank_labels is None else bank_labels
+    other_labels = labels if bank_labels is None else bank_labels
     most = min(max(NEIGHBOURS), len(others) - (bank is None))
     if most < 1:
-        raise UserError("one picture alone has no neighbours")
-    classes = int(max(known.max(), labels.max())) + 1
-    found: dict[int, list[Tensor]] = {min(k, most): [] for k in NEIGHBOURS}
-    for start in range(0, len(queries), AT_ONCE):
-        some = queries[start : start + AT_ONCE]
-        likeness = some @ others.T
+        raise UserError("a single image has no neighbours")
+    classes = int(max(other_labels.max(), labels.max())) + 1
+    correct: dict[int, list[Tensor]] = {min(k, most): [] for k in NEIGHBOURS}
+    for start in range(0, len(queries), CHUNK):
+        chunk = queries[start : start + CHUNK]
+        cosine = chunk @ others.T
         if bank is None:
-            likeness[torch.arange(len(some)), start + torch.arange(len(some))] = -2
-        near = likeness.topk(most, dim=1)
-        for k, parts in found.items():
-            votes = torch.zeros(len(some), classes)
-            votes.scatter_add_(1, known[near.indices[:, :k]], (near.values[:, :k] / 0.07).exp())
-            parts.append(votes.argmax(dim=1) == labels[start : start + AT_ONCE])
-    return {k: torch.cat(parts).numpy() for k, parts in found.items()}
+            cosine[torch.arange(len(chunk)), start + torch.arange(len(chunk))] = -2
+        nearest = cosine.topk(most, dim=1)
+        for k, chunks in correct.items():
+            votes = torch.zeros(len(chunk), classes)
+            votes.scatter_add_(1, other_labels[nearest.indices[:, :k]], (nearest.values[:, :k] / TEMPERATURE).exp())
+            chunks.append(votes.argmax(dim=1) == labels[start : start + CHUNK])
+    return {k: torch.cat(chunks).numpy() for k, chunks in correct.items()}

@@ -1,4 +1,4 @@
-"""Curves of where backbones look: against their size, and from block to block."""
+"""Figures of where backbones look: against model size, and by block."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ..errors import UserError
 
 if TYPE_CHECKING:
     from ..metrics.estimates import Estimate
-    from .attention_tables import Attention, SideBySide
+    from .attention_tables import Attention, BackboneComparison
 
 BARS = "; bars: 95 % intervals"
 SHOWN = {"mass": "attention inside, %", "hit": "peak inside, %"}
 
 
 def figure_class() -> Any:
-    """Matplotlib's Figure, without a window or global state; or what to install."""
+    """Matplotlib's Figure, used without pyplot: no window and no global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise UserError(
-            "curves need matplotlib: pip install 'sightline[plots]'; or leave them out: --no-pictures"
+            "figures need matplotlib: pip install 'sightline[plots]', or leave them out with --no-figures"
         ) from None
     return Figure
 
 
-def draw_sizes(found: SideBySide, path: Path) -> None:
-    """Mass and hit against parameters, in the last block asked about; a line joins the sizes of one family."""
+def draw_sizes(found: BackboneComparison, path: Path) -> None:
+    """Mass and hit against parameters, in the last requested block; a line joins the sizes of one model family."""
     curves: dict[tuple[str, str], list[tuple[int, Attention, str]]] = {}
     for seen in found.backbones:
         last = max(one.layer for one in seen.attention)
@@ -62,21 +62,21 @@ def family(name: str) -> str:
     return re.sub(r"(?<![a-z])(nano|ti|s|b|l|h|g)(?![a-z])", "*", name)
 
 
-def draw_layers(found: SideBySide, path: Path) -> None:
-    """Mass and hit from block to block, as far as asked about, with the depth as a share."""
+def draw_layers(found: BackboneComparison, path: Path) -> None:
+    """Mass and hit by block, over relative depth, for the requested blocks."""
     figure = figure_class()(figsize=(10, 4.2), layout="constrained")
     for axes, (name, label) in zip(figure.subplots(1, 2), SHOWN.items(), strict=True):
         for seen in found.backbones:
             for joined, maps in groupby(sorted(seen.attention, key=lambda one: (one.heads, one.layer)), _heads):
                 points = [((one.layer + 1) / seen.blocks, one.levels["pixels"][name], "") for one in maps]
                 _curve(axes, points, f"{seen.short}, heads: {joined}", dashed=seen.name.startswith("random:"))
-        axes.set(xlabel="depth (1: the last block)", ylabel=label)
+        axes.set(xlabel="relative depth (1: last block)", ylabel=label)
         _even(axes, found, name)
     _finish(figure, found, path, BARS)
 
 
-def draw_shares(found: SideBySide, path: Path) -> None:
-    """What CLS attends to, block by block: patches, registers, itself."""
+def draw_shares(found: BackboneComparison, path: Path) -> None:
+    """Attention of CLS to patches, registers and itself, by block."""
     n = len(found.backbones)
     figure = figure_class()(figsize=(max(3.2 * n, 5), 3.4), layout="constrained")
     panels = figure.subplots(1, n, sharey=True, squeeze=False)[0]
@@ -106,15 +106,15 @@ def _curve(axes: Any, points: Sequence[tuple[float, Estimate, str]], label: str,
         axes.annotate(name, (at, value), xytext=(0, 6), textcoords="offset points", fontsize=7, ha="center")
 
 
-def _even(axes: Any, found: SideBySide, name: str) -> None:
+def _even(axes: Any, found: BackboneComparison, name: str) -> None:
     values = sorted({round(100 * seen.even["pixels"][name].value, 2) for seen in found.backbones})
     for i, value in enumerate(values):
-        axes.axhline(value, color="black", linewidth=0.8, linestyle=":", label="even map" if i == 0 else None)
+        axes.axhline(value, color="black", linewidth=0.8, linestyle=":", label="uniform map" if i == 0 else None)
     axes.set_ylim(bottom=0)
 
 
-def _finish(figure: Any, found: SideBySide, path: Path, more: str = "") -> None:
+def _finish(figure: Any, found: BackboneComparison, path: Path, more: str = "") -> None:
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    figure.suptitle(f"{found.data}, split {found.split}: {found.n:,} pictures{more}", fontsize=10)
+    figure.suptitle(f"{found.data}, split {found.split}: {found.n:,} images{more}", fontsize=10)
     figure.savefig(path, dpi=120)

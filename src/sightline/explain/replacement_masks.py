@@ -1,5 +1,5 @@
-"""Masks in place of the data's own, from a folder or made once by a program: wherever they count it is said whose they
-are, and which weights made them, so that no figure against them passes for one against true masks."""
+"""Masks that replace the data's own, read from a folder or created by a saliency method. Their source, with the
+weights that made them, is reported wherever they count, so that no figure passes for one against true masks."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ if TYPE_CHECKING:
     from ..load import EvaluationData
 
 
-def with_other_masks(
-    rows: Rows, at: np.ndarray, command: Stress | Audit, model: Model, asked: EvaluationData, accelerator: Accelerator
-) -> tuple[Rows, str]:
-    """The rows, those `at` these places with the masks of --masks, and words that go on after 'masks'; without --masks
-    the rows as they are, and no words."""
+def with_replacement_masks(
+    rows: Rows, indices: np.ndarray, command: Stress | Audit, model: Model, dataset: EvaluationData,
+    accelerator: Accelerator,
+) -> tuple[Rows, str]:  # fmt: skip
+    """The rows with the masks of --masks at `indices`, and their source, worded to follow 'masks'; without --masks the
+    rows unchanged and an empty source."""
     if command.masks is None:
         return rows, ""
     if model.method.needs_masks:
-        raise UserError("--masks: this method is told by masks where to look, so others would change its answers")
-    from ..methods.given_mask import masks_in, saliency, same_saliency
+        raise UserError("--masks: this method takes masks as input, so other masks would change its predictions")
+    from ..methods.given_mask import check_saliency_weights, find_masks, saliency
     from ..where.mask_files import write_masks
 
     where = saliency(command.masks, command.seed)
     if where is None:
-        masks = masks_in(rows, Path(command.masks))
-        if not any(masks[i] for i in at):
-            raise UserError(f"{command.masks}: has no mask for any of these pictures, such as {rows.images[at[0]]}")
+        masks = find_masks(rows, Path(command.masks))
+        if not any(masks[i] for i in indices):
+            first = rows.images[indices[0]]
+            raise UserError(f"{command.masks}: has no mask for any of the images, such as {first}")
         return replace(rows, masks=masks), f"from the folder {command.masks}"
-    home = command.cache or model.run.folder / "masks"
-    home = home if asked.own else home / asked.fingerprint[:8]  # whose pictures may have the same names and sizes
-    with bar("discovering masks", len(at)) as tick:
+    folder = command.cache or model.run.folder / "masks"
+    folder = folder if dataset.own else folder / dataset.fingerprint[:8]  # other images may have the same names
+    with bar("creating masks", len(indices)) as tick:
         made = write_masks(
-            where, rows.take(at), model.expects, home, accelerator,
+            where, rows.take(indices), model.expects, folder, accelerator,
             batch=command.batch, workers=command.workers, progress=tick,
         ).masks  # fmt: skip
     assert made is not None
-    by_place = dict(zip(at.tolist(), made, strict=True))
-    masks = [by_place.get(i, "") for i in range(len(rows))]
-    return replace(rows, masks=masks), f"discovered by {command.masks}@{same_saliency(where, {})[:12]}"
+    by_index = dict(zip(indices.tolist(), made, strict=True))
+    masks = [by_index.get(i, "") for i in range(len(rows))]
+    return replace(rows, masks=masks), f"created by {command.masks}@{check_saliency_weights(where, {})[:12]}"

@@ -1,4 +1,5 @@
-"""Relevance as segmentation: how well a map, cut at its own mean, outlines the thing (Chefer et al. 2021, sec. 4)."""
+"""Relevance maps as segmentations: how well a map, thresholded at its mean, matches the object mask (Chefer et al.
+2021, sec. 4)."""
 
 from __future__ import annotations
 
@@ -8,64 +9,65 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..metrics.attention import attention_columns
 from ..metrics.estimates import Estimate
 from ..metrics.groups import RESAMPLES
 from ..metrics.intervals import MOST_DRAWN, TAIL
-from ..metrics.overlap import map_columns
-from .perturbation import at_pixels, mean_over
+from .estimates import bootstrap_mean
+from .perturbation import upsample_map
 
-PER_PICTURE = ("accuracy", "precision", "mass", "hit")
-COUNTS = ("both", "either", "neither", "not both")  # pixels in map and mask; in one of them; in none; not in both
+PER_IMAGE = ("accuracy", "precision", "mass", "hit")
+COUNTS = ("both", "either", "neither", "not both")  # pixels in map and mask; in map or mask; in neither; not in both
 FIGURES = {
     "accuracy": "pixel accuracy",
     "miou": "mIoU",
     "precision": "mAP",
-    "mass": "share inside the mask",
-    "hit": "maximum inside the mask",
+    "mass": "mass inside the mask",
+    "hit": "peak inside the mask",
 }
 
 
-def outlined(maps: Tensor, masks: Tensor) -> dict[str, Tensor]:
-    """[B] each: what the figures are made of, of maps [B, H, W] and bool masks [B, h, w]."""
-    pixels = at_pixels(maps, (masks.shape[1], masks.shape[2]))
-    found = (pixels > pixels.mean(dim=(1, 2), keepdim=True)).flatten(1)
+def segmentation_columns(maps: Tensor, masks: Tensor) -> dict[str, Tensor]:
+    """Per-image quantities [B] of maps [B, H, W] against bool masks [B, h, w]."""
+    pixels = upsample_map(maps, (masks.shape[1], masks.shape[2]))
+    foreground = (pixels > pixels.mean(dim=(1, 2), keepdim=True)).flatten(1)
     true = masks.flatten(1)
-    both, either = (found & true).sum(dim=1), (found | true).sum(dim=1)
+    both, either = (foreground & true).sum(dim=1), (foreground | true).sum(dim=1)
     counts = (both, either, true.shape[1] - either, true.shape[1] - both)
-    known = map_columns(maps, masks)
+    overlap = attention_columns(maps, masks)
     return {
-        "accuracy": (found == true).float().mean(dim=1),
+        "accuracy": (foreground == true).float().mean(dim=1),
         "precision": average_precision(pixels.flatten(1), true),
-        "mass": known["mass"][:, 0],
-        "hit": known["hit"][:, 0],
+        "mass": overlap["mass"][:, 0],
+        "hit": overlap["hit"][:, 0],
         **dict(zip(COUNTS, counts, strict=True)),
     }
 
 
 def average_precision(scores: Tensor, true: Tensor) -> Tensor:
-    """[B]: of both answers to every pixel, as published: that it is of the thing, by its score from 0 to 1, and that it
-    is not, by what is left of 1."""
+    """[B]: average precision over both classes of every pixel, as published: foreground scored by the map scaled to
+    [0, 1], background by 1 minus that."""
     low, high = scores.amin(dim=1, keepdim=True), scores.amax(dim=1, keepdim=True)
     scores = ((scores - low) / (high - low).clamp(min=1e-12)).double()
     both = torch.cat([1 - scores, scores], dim=1)
     both, order = both.sort(dim=1, descending=True)
-    right = torch.cat([~true, true], dim=1).gather(1, order).double()
-    place = torch.arange(1, both.shape[1] + 1, device=both.device).expand_as(both)
-    precision = right.cumsum(dim=1) / place
-    ends = torch.ones_like(right, dtype=torch.bool)  # of equals, only the last one's precision counts
+    correct = torch.cat([~true, true], dim=1).gather(1, order).double()
+    rank = torch.arange(1, both.shape[1] + 1, device=both.device).expand_as(both)
+    precision = correct.cumsum(dim=1) / rank
+    ends = torch.ones_like(correct, dtype=torch.bool)  # of tied scores, the precision of the last one counts
     ends[:, :-1] = both[:, :-1] != both[:, 1:]
-    last = torch.where(ends, place - 1, both.shape[1]).flip(1).cummin(dim=1).values.flip(1)
-    return (right * precision.gather(1, last)).sum(dim=1) / right.sum(dim=1)
+    last = torch.where(ends, rank - 1, both.shape[1]).flip(1).cummin(dim=1).values.flip(1)
+    return (correct * precision.gather(1, last)).sum(dim=1) / correct.sum(dim=1)
 
 
-def figures_of(columns: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
-    """Of columns [n]; mIoU is pooled over all pixels of all pictures, and the mean of thing and background."""
-    found = {name: mean_over(columns[name].astype(np.float64)) for name in PER_PICTURE}
-    found["miou"] = pooled(np.stack([columns[name] for name in COUNTS], axis=1).astype(np.float64))
+def segmentation_figures(columns: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
+    """From columns [n]; mIoU pools all pixels of all images and averages foreground and background."""
+    found = {name: bootstrap_mean(columns[name].astype(np.float64)) for name in PER_IMAGE}
+    found["miou"] = pooled_miou(np.stack([columns[name] for name in COUNTS], axis=1).astype(np.float64))
     return {name: found[name] for name in FIGURES}
 
 
-def pooled(counts: np.ndarray) -> Estimate:
+def pooled_miou(counts: np.ndarray) -> Estimate:
     def miou(sums: np.ndarray) -> np.ndarray:
         both, either, neither, not_both = np.moveaxis(sums, -1, 0)
         return (both / np.maximum(either, 1) + neither / np.maximum(not_both, 1)) / 2

@@ -1,11 +1,12 @@
-"""Tests of explanations: are maps faithful, what are 'sufficient' pixels worth, what do features know, and does
-relevance outline the thing? For any trained model and any of its maps, on its own data or on others.
+"""`sightline stress`: tests of explanations, for any trained model and any of its maps, on its own or other data.
+
+Perturbation curves (are maps faithful?), sufficient input subsets (what do they explain?), nearest neighbours (what do
+the features know?), and segmentation (do relevance maps outline the object?).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,322 +18,280 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ..config import Stress
-from ..console.terminal import bar, counted, print_notes
+from ..console.terminal import counted, print_notes
 from ..data.batches import Batch
-from ..data.drawing import as_seen
+from ..data.drawing import grey_out_hidden
 from ..data.rows import Rows
 from ..errors import UserError
-from ..load import Model, evaluation_data, match_classes, opened, results_folder
+from ..load import Model, evaluation_data, match_classes, open_model, results_folder
 from ..metrics.estimates import Estimate
-from ..metrics.inference import inference_batches, sight_for
+from ..metrics.inference import sight_for
 from ..sight import Sight
 from ..vit.weights import weights_sha256
-from .localize import figures_before
-from .neighbours import features, named_rightly
+from .estimates import bootstrap_mean
+from .localize import batches_with_masks, images_of_split, previous_results
+from .neighbours import features, knn_correct
 from .perturbation import (
-    RANDOM,
-    columns_of,
+    compute_maps,
     curves,
-    explained,
-    mean_over,
-    names_of_maps,
-    perturbed,
-    predicted,
+    map_names,
+    per_image_columns,
+    perturb,
+    predict_classes,
     random_maps,
 )
-from .replacement_masks import with_other_masks
-from .segmentation import PER_PICTURE, figures_of, outlined
-from .stress_files import Work, save
-from .stress_results import Stressed
-from .sufficient_subsets import Subsets, other_labels, sufficient, summary
+from .replacement_masks import with_replacement_masks
+from .sampling import sample_randomly
+from .segmentation import PER_IMAGE, segmentation_columns, segmentation_figures
+from .stress_files import NewResults, save
+from .stress_results import StressResults
+from .sufficient_subsets import Subsets, find_sufficient_subsets, random_other_labels, summarize
 
-MOST_BANK = 20_000  # training pictures that neighbours are sought among
-EXAMPLES = 4  # pictures whose subsets are drawn
+MAX_BANK = 20_000  # training images in the bank of neighbours
+EXAMPLES = 4  # images whose subsets are drawn
 NEED_MAPS = {"curves", "masks"}
-NEED_NO_ANSWERS = {"masks", "neighbours"}  # so data may be of any classes
-Columns = dict[str, np.ndarray]
+NEED_NO_PREDICTIONS = {"masks", "neighbours"}  # so the data may have other classes
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Bench:
-    """A model, pictures, and what is to be found out about them."""
+class StressContext:
+    """A model, images, and the tests to run on them."""
 
     command: Stress
     accelerator: Accelerator
     model: Model
     rows: Rows
     indices: np.ndarray
-    masks_from: str = ""  # in words, where they are not the data's own
-    columns: Columns = field(default_factory=dict)  # per picture of `indices`, for the CSV file
+    masks_from: str = ""  # where the masks come from, if they are not the data's own
+    columns: dict[str, np.ndarray] = field(default_factory=dict)  # per image of `indices`, for the CSV file
     notes: list[str] = field(default_factory=list)
 
-    def batches(self, indices: np.ndarray, masks: bool) -> Iterator[tuple[Batch, Tensor | None]]:
-        """With true masks where asked for; and beside them those that the method is told by, if it is."""
-        told, method, said = self.model.method.needs_masks, self.model.method, self.command
-        with ExitStack() as to_close:
-            opened = [
-                inference_batches(
-                    rows, indices, self.model.expects, self.accelerator,
-                    batch=said.batch, workers=said.workers, cache=said.cache, masks=with_masks,
-                )
-                for rows, with_masks in [(self.rows, masks), *([(method.with_masks(self.rows), True)] if told else [])]
-            ]  # fmt: skip
-            for batches in opened:
-                to_close.callback(batches.close)
-            for several in zip(*(batches.epoch(0) for batches in opened), strict=True):
-                moved = [batch.to(self.accelerator.device) for batch in several]
-                yield moved[0], moved[-1].masks if told else None
+    def batches(self, indices: np.ndarray, task: str, *, true_masks: bool) -> Iterator[tuple[Batch, Tensor | None]]:
+        return batches_with_masks(
+            self.model.method, self.rows, indices, self.model.expects, self.accelerator,
+            batch=self.command.batch, workers=self.command.workers, cache=self.command.cache,
+            true_masks=true_masks, task=task,
+        )  # fmt: skip
 
 
-def stress(command: Stress) -> tuple[Stressed, Path]:
-    """What a trained model's explanations are worth, and the file that says so."""
+def stress(command: Stress) -> tuple[StressResults, Path]:
+    """Run the tests on a trained model; the results, and the file they are written to."""
     validate_config(command)
-    accelerator, model = opened(command.run, command.device, intervention=command.intervention)
+    accelerator, model = open_model(command.run, command.device, intervention=command.intervention)
     if accelerator.num_processes > 1:
-        raise UserError("explanations are tested by one process: run `sightline stress` without a launcher")
-    asked = evaluation_data(command, model.run)
-    any_classes = set(command.tests) <= NEED_NO_ANSWERS
-    rows = asked.rows if any_classes else match_classes(model, asked.rows, asked.path)
-    at = rows.where(command.split)
-    if not len(at):
-        raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
-    path = results_folder(command, model.run, asked) / "stress" / f"{command.split}.json"
-    before = figures_before(path, asked)  # or it says that they are of other data
-    at = drawn(at, command.limit or len(at), command.seed)
-    rows, masks_from = with_other_masks(rows, at, command, model, asked, accelerator)
-    bench = Bench(command, accelerator, model, rows, at, masks_from)
-    bench.columns["image"] = np.array([rows.images[i] for i in bench.indices], dtype=object)
-    found, examples = examined(bench)
-    about = {"fingerprint": asked.fingerprint, "seed": command.seed}
-    about["weights"] = weights_sha256(cast(nn.Module, model.method))
-    about["intervention"] = model.run.facts.get("intervention")
-    work = Work(command.tests, about, found, bench.columns, examples)
-    return save(path, work, before, pictures=command.pictures), path
+        raise UserError("`sightline stress` runs in one process: start it without a launcher")
+    dataset = evaluation_data(command, model.run)
+    any_classes = set(command.tests) <= NEED_NO_PREDICTIONS
+    rows = dataset.rows if any_classes else match_classes(model, dataset.rows, dataset.path)
+    indices = images_of_split(rows, command.split, dataset.path)
+    path = results_folder(command, model.run, dataset) / "stress" / f"{command.split}.json"
+    before = previous_results(path, dataset)  # raises if they are about other data
+    indices = sample_randomly(indices, command.limit or len(indices), command.seed)
+    rows, masks_from = with_replacement_masks(rows, indices, command, model, dataset, accelerator)
+    context = StressContext(command, accelerator, model, rows, indices, masks_from)
+    context.columns["image"] = np.array([rows.images[i] for i in indices], dtype=object)
+    results, examples = run_tests(context)
+    conditions = {"fingerprint": dataset.fingerprint, "seed": command.seed}
+    conditions["weights"] = weights_sha256(cast(nn.Module, model.method))
+    conditions["intervention"] = model.run.facts.get("intervention")
+    new = NewResults(command.tests, conditions, results, context.columns, examples)
+    return save(path, new, before, figures=command.figures), path
 
 
 def validate_config(command: Stress) -> None:
     for flag, number, least in (
         ("limit", command.limit, 0),
-        ("subsets", command.subsets, 1),
-        ("labels", command.labels, 1),
+        ("subset-images", command.subset_images, 1),
+        ("labels-per-image", command.labels_per_image, 1),
+        ("subset-steps", command.subset_steps, 2),
     ):
         if number < least:
             raise UserError(f"--{flag} {number}: must be at least {least}")
     if not 0 < command.confidence < 1:
         raise UserError(f"--confidence {command.confidence:g}: must be between 0 and 1")
-    if command.steps < 2:
-        raise UserError(f"--steps {command.steps}: at least 2, or nothing is taken away step by step")
     if not command.tests or not command.maps:
-        raise UserError("nothing is asked for: name --tests and --maps")
+        raise UserError("--tests, --maps: name at least one of each")
     if command.masks is not None and "masks" not in command.tests:
-        raise UserError(f"--masks {command.masks}: nothing is held against masks without `masks` among --tests")
+        raise UserError(f"--masks {command.masks}: only the test `masks` uses masks; add it to --tests")
 
 
-def drawn(indices: np.ndarray, limit: int, seed: int) -> np.ndarray:
-    """At most so many, in the order of the rows."""
-    if len(indices) <= limit:
-        return indices
-    return np.sort(np.random.default_rng([seed, 3]).choice(indices, limit, replace=False))
-
-
-def examined(bench: Bench) -> tuple[Stressed, dict[str, Tensor]]:
-    tests, found, examples = bench.command.tests, {}, {}
-    if "curves" in tests or "masks" in tests:
-        found |= looked_through(bench)
+def run_tests(context: StressContext) -> tuple[StressResults, dict[str, Tensor]]:
+    tests, found, examples = context.command.tests, {}, {}
+    if NEED_MAPS & set(tests):
+        found |= test_maps(context)
     if "subsets" in tests:
         try:
-            found["subsets"], examples = sought(bench)
+            found["subsets"], examples = find_subsets(context)
         except UserError as error:
-            bench.notes.append(f"subsets: none were sought: {error}")
+            context.notes.append(f"subsets: skipped: {error}")
     if "neighbours" in tests:
         try:
-            found["neighbours"] = neighbours(bench)
+            found["neighbours"] = neighbours(context)
         except UserError as error:
-            bench.notes.append(f"neighbours: none were sought: {error}")
-    about: Any = {"data": bench.rows.name, "split": bench.command.split, "n": len(bench.indices)}
-    return Stressed(**about, **found, notes=tuple(sorted(bench.notes))), examples
+            context.notes.append(f"neighbours: skipped: {error}")
+    about: Any = {"data": context.rows.name, "split": context.command.split, "n": len(context.indices)}
+    return StressResults(**about, **found, notes=tuple(sorted(context.notes))), examples
 
 
 # ---- maps ------------------------------------------------------------------------------------------------------------
 
 
-def looked_through(bench: Bench) -> dict[str, Any]:
-    """Curves, and maps against masks, in one go."""
-    said, rows, device = bench.command, bench.rows, bench.accelerator.device
-    with_curves = "curves" in said.tests
-    masked = "masks" in said.tests and rows.masks is not None and any(rows.masks[i] for i in bench.indices)
-    if "masks" in said.tests and not masked:
-        bench.notes.append(
-            "masks: no picture has one, so nothing is said about what relevance outlines; discover some with --masks "
-            "tokencut:BACKBONE"
-        )
-    if not with_curves and not masked:
+def test_maps(context: StressContext) -> dict[str, Any]:
+    """Perturbation curves and segmentation, in one pass over the images."""
+    command, rows, method = context.command, context.rows, context.model.method
+    with_curves = "curves" in command.tests
+    with_masks = "masks" in command.tests and rows.masks is not None and any(rows.masks[i] for i in context.indices)
+    if "masks" in command.tests and not with_masks:
+        context.notes.append("masks: skipped: no image has a mask; create some with --masks tokencut:BACKBONE")
+    if not with_curves and not with_masks:
         return {}
-    names, labels, first, answers, outlines, truths = None, [], [], [], [], []
-    with bar("looking through maps", len(bench.indices)) as tick:
-        for batch, told in bench.batches(bench.indices, masked):
-            images, random = batch.images.float() / 255, partial(random_maps, batch.indices.tolist(), seed=said.seed)
-            with bench.accelerator.autocast():
-                names = maps_there(bench, images, told) if names is None else names
-                if not names:
-                    return {}
-                if with_curves:
-                    whole, maps, some = perturbed(bench.model.method, images, told, batch.labels, names, random)
-                    labels.append(batch.labels.cpu().numpy())
-                    first.append(whole.cpu().numpy())
-                    answers.append({name: one.cpu().numpy() for name, one in some.items()})
-                else:
-                    maps = just_maps(bench, images, told, names, random)
-            if masked:
-                assert batch.masks is not None
-                truths.append(batch.masks.flatten(1).any(dim=1).cpu().numpy())
-                outlines.append({name: outlined(one.to(device), batch.masks) for name, one in maps.items()})
-            if tick is not None:
-                tick(sum(map(len, truths if masked else labels)))
+    names, labels, intact, predictions, outlines, has_mask = None, [], [], [], [], []
+    for batch, given in context.batches(context.indices, "testing maps", true_masks=with_masks):
+        images, random = batch.images.float() / 255, partial(random_maps, batch.indices.tolist(), seed=command.seed)
+        with context.accelerator.autocast():
+            names = available_maps(context, images, given) if names is None else names
+            if not names:
+                return {}
+            if with_curves:
+                predicted, maps, perturbed = perturb(method, images, given, batch.labels, names, random)
+                labels.append(batch.labels.cpu().numpy())
+                intact.append(predicted.cpu().numpy())
+                predictions.append({name: one.cpu().numpy() for name, one in perturbed.items()})
+            else:
+                with torch.no_grad():
+                    maps = compute_maps(method, images, sight_for(method, images, given), names, random)
+        if with_masks:
+            assert batch.masks is not None
+            has_mask.append(batch.masks.flatten(1).any(dim=1).cpu().numpy())
+            device = context.accelerator.device
+            outlines.append({name: segmentation_columns(one.to(device), batch.masks) for name, one in maps.items()})
     found: dict[str, Any] = {}
-    if masked:
-        found["masks"] = held_against_masks(bench, outlines, np.concatenate(truths))
-        found["masks_from"] = bench.masks_from
+    if with_masks:
+        found["masks"] = mask_agreement(context, outlines, np.concatenate(has_mask))
+        found["masks_from"] = context.masks_from
     if with_curves:
-        label, whole = np.concatenate(labels), np.concatenate(first)
-        joined = {name: np.concatenate([some[name] for some in answers]) for name in answers[0]}
-        bench.columns.update(label=label, predicted=whole, **columns_of(label, joined))
-        found |= {
-            "accuracy": mean_over((label == whole).astype(np.float64)),
-            "curves": tuple(curves(label, whole, joined)),
-        }
+        label, predicted = np.concatenate(labels), np.concatenate(intact)
+        joined = {name: np.concatenate([some[name] for some in predictions]) for name in predictions[0]}
+        context.columns.update(label=label, predicted=predicted, **per_image_columns(label, joined))
+        found["accuracy"] = bootstrap_mean((label == predicted).astype(np.float64))
+        found["curves"] = tuple(curves(label, predicted, joined))
     return found
 
 
 @torch.no_grad()
-def maps_there(bench: Bench, images: Tensor, told: Tensor | None) -> list[str]:
-    """Those asked for that this model has; a name that no model knows is refused, and so is a call in vain."""
+def available_maps(context: StressContext, images: Tensor, given: Tensor | None) -> list[str]:
+    """The requested maps that this model has. Unknown names are an error, and so is a request without any result."""
     from ..where.relevance import MAPS
 
-    method, asked = bench.model.method, bench.command.maps
-    has = names_of_maps(method, images, sight_for(method, images, told))
-    lacking = [name for name in asked if name not in has]
-    unknown = [name for name in lacking if name not in (*MAPS, "sight")]
-    in_vain = len(lacking) == len(asked) and set(bench.command.tests) <= NEED_MAPS
-    if unknown or in_vain:
-        raise UserError(f"--maps {' '.join(unknown or asked)}: this model has no such map; it has {', '.join(has)}")
-    if lacking:
-        bench.notes.append(f"maps: this model has no map {', '.join(lacking)}")
-    return [name for name in asked if name in has]
+    method, requested = context.model.method, context.command.maps
+    available = map_names(method, images, sight_for(method, images, given))
+    missing = [name for name in requested if name not in available]
+    unknown = [name for name in missing if name not in (*MAPS, "sight")]
+    nothing_left = len(missing) == len(requested) and set(context.command.tests) <= NEED_MAPS
+    if unknown or nothing_left:
+        names = " ".join(unknown or requested)
+        raise UserError(f"--maps {names}: this model has no such map; choose among {', '.join(available)}")
+    if missing:
+        context.notes.append(f"maps: this model has no map {', '.join(missing)}")
+    return [name for name in requested if name in available]
 
 
-@torch.no_grad()
-def just_maps(
-    bench: Bench, images: Tensor, told: Tensor | None, names: Sequence[str], random: Any
-) -> dict[str, Tensor]:
-    from ..metrics.overlap import patch_grid
-
-    method, maps = bench.model.method, {}
-    sight = sight_for(method, images, told)
-    for name in names:
-        if (one := explained(method, images, sight, name)) is not None:
-            maps[name] = one
-    return maps | {RANDOM: random(patch_grid(sight, maps, (images.shape[2], images.shape[3]))).to(images.device)}
-
-
-def held_against_masks(
-    bench: Bench, outlines: Sequence[Mapping[str, Mapping[str, Tensor]]], there: np.ndarray
+def mask_agreement(
+    context: StressContext, outlines: Sequence[Mapping[str, Mapping[str, Tensor]]], has_mask: np.ndarray
 ) -> dict[str, dict[str, Estimate]]:
-    if left := int((~there).sum()):
-        bench.notes.append(
-            f"masks: left out of what relevance outlines, for want of one: {left:,} of {len(there):,} pictures"
-        )
+    if without := int((~has_mask).sum()):
+        context.notes.append(f"masks: {without:,} of {len(has_mask):,} images have no mask and were left out")
     found = {}
-    for name in outlines[0] if there.any() else ():
+    for name in outlines[0] if has_mask.any() else ():
         columns = {k: torch.cat([some[name][k] for some in outlines]).cpu().numpy() for k in outlines[0][name]}
-        found[name] = figures_of({k: column[there] for k, column in columns.items()})
-        for k in PER_PICTURE:
-            bench.columns[f"{k} {name}"] = np.where(there, columns[k], np.nan)
+        found[name] = segmentation_figures({k: column[has_mask] for k, column in columns.items()})
+        for k in PER_IMAGE:
+            context.columns[f"{k} {name}"] = np.where(has_mask, columns[k], np.nan)
     return found
 
 
-# ---- pixels that are enough ------------------------------------------------------------------------------------------
+# ---- sufficient input subsets ----------------------------------------------------------------------------------------
 
 
-def sought(bench: Bench) -> tuple[Subsets, dict[str, Tensor]]:
-    """Of some of the pictures, for the model's own answer and for labels drawn at random; and pictures of the first."""
-    said, method, classes = bench.command, bench.model.method, len(bench.model.classes)
+def find_subsets(context: StressContext) -> tuple[Subsets, dict[str, Tensor]]:
+    """For some images, subsets for the model's own prediction and for random labels; and examples to draw."""
+    command, method, classes = context.command, context.model.method, len(context.model.classes)
     if classes < 2:
-        raise UserError("there is only one label")
-    some = drawn(bench.indices, said.subsets, said.seed + 1)
-    sure, share, examples = [], [], {}
-    with bar("seeking sufficient pixels", len(some)) as tick:
-        for batch, told in bench.batches(some, masks=False):
-            images = batch.images.float() / 255
-            with bench.accelerator.autocast(), torch.no_grad():
-                own = predicted(method, images, told).tolist()
-            drawn_labels = [
-                other_labels(i, mine, classes, said.labels, said.seed)
-                for i, mine in zip(batch.indices.tolist(), own, strict=True)
+        raise UserError("there is only one class")
+    indices = sample_randomly(context.indices, command.subset_images, command.seed + 1)
+    reached, share, examples = [], [], {}
+    for batch, given in context.batches(indices, "searching sufficient subsets", true_masks=False):
+        images = batch.images.float() / 255
+        with context.accelerator.autocast(), torch.no_grad():
+            predicted = predict_classes(method, images, given).tolist()
+        targets = torch.tensor(
+            [
+                [own, *random_other_labels(i, own, classes, command.labels_per_image, command.seed)]
+                for i, own in zip(batch.indices.tolist(), predicted, strict=True)
             ]
-            targets = torch.tensor([[mine, *others] for mine, others in zip(own, drawn_labels, strict=True)])
-            parts = []
-            for column in targets.to(images.device).unbind(dim=1):
-                with bench.accelerator.autocast():
-                    parts.append(
-                        sufficient(
-                            method, images, told, column, bench.model.expects.mean,
-                            confidence=said.confidence, steps=said.steps, seed=said.seed,
-                        )
-                    )  # fmt: skip
-            sure.append(torch.stack([part.sure for part in parts], dim=1).cpu().numpy())
-            share.append(torch.stack([part.share for part in parts], dim=1).cpu().numpy())
-            examples = examples or drawn_subsets(bench, images, targets, [part.visible for part in parts])
-            if tick is not None:
-                tick(sum(map(len, sure)))
-    return summary(np.concatenate(sure), np.concatenate(share), said.confidence, said.steps), examples
+        )
+        with context.accelerator.autocast():
+            subsets = [
+                find_sufficient_subsets(
+                    method, images, given, column, context.model.expects.mean,
+                    confidence=command.confidence, steps=command.subset_steps, seed=command.seed,
+                )
+                for column in targets.to(images.device).unbind(dim=1)
+            ]  # fmt: skip
+        reached.append(torch.stack([one.reached for one in subsets], dim=1).cpu().numpy())
+        share.append(torch.stack([one.share for one in subsets], dim=1).cpu().numpy())
+        examples = examples or draw_subsets(context, images, targets, [one.visible for one in subsets])
+    return summarize(np.concatenate(reached), np.concatenate(share), command.confidence, command.subset_steps), examples
 
 
-def drawn_subsets(bench: Bench, images: Tensor, targets: Tensor, visible: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Rows of pictures under their captions, the first few."""
-    names, few = bench.model.classes, slice(0, EXAMPLES)
-    rows = {"as they are": images[few].cpu()}
-    for column, kept in enumerate(visible):
-        wanted = ", ".join(names[label] for label in targets[few, column].tolist())
-        what = f"{'own answers' if column == 0 else f'random labels {column}'}: {wanted}"
-        rows[what] = as_seen(images[few], Sight(keep_pixels=kept[few])).cpu()
+def draw_subsets(
+    context: StressContext, images: Tensor, targets: Tensor, visible: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """Rows of example images by caption: intact, and reduced to the subset of each label."""
+    names, first = context.model.classes, slice(0, EXAMPLES)
+    rows = {"images": images[first].cpu()}
+    for column, subset in enumerate(visible):
+        wanted = ", ".join(names[label] for label in targets[first, column].tolist())
+        caption = f"{'predicted labels' if column == 0 else f'random labels {column}'}: {wanted}"
+        rows[caption] = grey_out_hidden(images[first], Sight(keep_pixels=subset[first])).cpu()
     return rows
 
 
 # ---- neighbours ------------------------------------------------------------------------------------------------------
 
 
-def neighbours(bench: Bench) -> dict[str, Estimate]:
-    """Among the training pictures of these data, or where there are none, among the others."""
-    said, rows = bench.command, bench.rows
-    bank = drawn(rows.where("train"), MOST_BANK, said.seed) if said.split != "train" else np.zeros(0, np.int64)
-    check_strangers(rows.labels[bench.indices], rows.labels[bank])
-    of = partial(
-        features, bench.model.method, rows, expects=bench.model.expects, accelerator=bench.accelerator,
-        batch=said.batch, workers=said.workers, cache=said.cache,
+def neighbours(context: StressContext) -> dict[str, Estimate]:
+    """k-NN accuracy against the training images of these data, or against the other images if there are none."""
+    command, rows = context.command, context.rows
+    bank = np.zeros(0, np.int64)
+    if command.split != "train":
+        bank = sample_randomly(rows.split_indices("train"), MAX_BANK, command.seed)
+    check_bank_labels(rows.labels[context.indices], rows.labels[bank])
+    embed = partial(
+        features, context.model.method, rows, expects=context.model.expects, accelerator=context.accelerator,
+        batch=command.batch, workers=command.workers, cache=command.cache,
     )  # fmt: skip
-    queries, labels = of(indices=bench.indices), torch.from_numpy(rows.labels[bench.indices])
+    queries, labels = embed(indices=context.indices), torch.from_numpy(rows.labels[context.indices])
     if len(bank):
-        right = named_rightly(queries, labels, of(indices=bank), torch.from_numpy(rows.labels[bank]))
+        correct = knn_correct(queries, labels, embed(indices=bank), torch.from_numpy(rows.labels[bank]))
     else:
-        right = named_rightly(queries, labels)
-    among = f"among {len(bank):,} training pictures" if len(bank) else "among the others"
-    bench.columns.update({f"{k} neighbours": some.astype(np.float64) for k, some in right.items()})
-    return {f"{k} {among}": mean_over(some.astype(np.float64)) for k, some in right.items()}
+        correct = knn_correct(queries, labels)
+    among = f"among {len(bank):,} training pictures" if len(bank) else "among the others"  # stored: keep the words
+    context.columns.update({f"{k} neighbours": some.astype(np.float64) for k, some in correct.items()})
+    return {f"{k} {among}": bootstrap_mean(some.astype(np.float64)) for k, some in correct.items()}
 
 
-def check_strangers(labels: np.ndarray, bank: np.ndarray) -> None:
-    """Pictures none of which has a neighbour of its class would all be named wrongly, whatever the features know; and
-    where all neighbours are of one class, everything is named that."""
+def check_bank_labels(labels: np.ndarray, bank: np.ndarray) -> None:
+    """Refuse a bank with which the accuracy would be 0 or 1 whatever the features are."""
     if len(bank) and not np.isin(labels, bank).any():
-        raise UserError("no label of these pictures occurs among the training pictures: none could be named rightly")
+        raise UserError("no label of these images occurs among the training images, so the accuracy would be 0")
     if not len(bank) and len(np.unique(labels)) == len(labels) > 1:
-        raise UserError("no two of these pictures have the same label: none could be named rightly")
+        raise UserError("no two of these images share a label, so the accuracy would be 0")
     if len(np.unique(bank if len(bank) else labels)) == 1:
-        raise UserError("all pictures to seek them among are of one class: whatever features know, they name that one")
+        raise UserError("all candidate neighbours are of one class, so every image would be assigned to it")
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -342,13 +301,13 @@ def run_command(command: Stress) -> int:
     from rich.console import Console
     from rich.markup import escape
 
-    found, path = stress(command)
+    results, path = stress(command)
     console = Console(highlight=False)
-    console.print(f"{escape(str(command.run))}, split {command.split!r}: {counted(found.n)}", soft_wrap=True)
-    for table in found.tables():
+    console.print(f"{escape(str(command.run))}, split {command.split!r}: {counted(results.n)}", soft_wrap=True)
+    for table in results.tables():
         console.print(table)
-    print_notes(console, found.notes)
-    for one in found.sentences:
-        console.print(one, soft_wrap=True, markup=False)
-    print(f"The figures, and what there is per picture, are in {path.parent}.")
+    print_notes(console, results.notes)
+    for sentence in results.sentences:
+        console.print(sentence, soft_wrap=True, markup=False)
+    print(f"Results and per-image values saved to {path.parent}.")
     return 0

@@ -1,4 +1,4 @@
-"""The files of tests of explanations. What earlier calls found stays, as long as it is about the same."""
+"""The files of `sightline stress`. Results of earlier calls are kept as long as they are about the same conditions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from torch import Tensor
 
 from ..console.files import as_csv, make_folder, write
-from ..data.drawing import sheet
-from ..load import same_change
-from .segmentation import PER_PICTURE
-from .stress_results import Stressed, draw
+from ..data.drawing import image_grid
+from ..load import same_intervention
+from .segmentation import PER_IMAGE
+from .stress_results import StressResults, draw_curves
 
 FIELDS = {
     "curves": ("accuracy", "curves"),
@@ -28,61 +28,62 @@ DRAWN = {"curves": ".png", "subsets": "-subsets.png"}
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
-    """What one call has found, and what it was about."""
+class NewResults:
+    """The results of one call, and their conditions."""
 
-    tests: Collection[str]  # that were asked for
-    about: dict[str, Any]  # data, seed and model; figures that differ in these do not go together
-    found: Stressed
-    columns: Mapping[str, np.ndarray]  # per picture
+    tests: Collection[str]
+    conditions: dict[str, Any]  # data, seed and model: results under other conditions are not combined
+    results: StressResults
+    columns: Mapping[str, np.ndarray]  # per image
     examples: dict[str, Tensor]
 
 
-def save(path: Path, work: Work, before: Mapping[str, Any], *, pictures: bool) -> Stressed:
-    """Beside what the file said `before` of other tests, or in its place; what was found, with a note of what went."""
+def save(path: Path, new: NewResults, before: Mapping[str, Any], *, figures: bool) -> StressResults:
+    """Write the results, keeping those of other tests in the file if the conditions are the same; returns the new
+    results with a note about what was replaced."""
     make_folder(path.parent)
-    found, table = work.found, rows_of(path.with_suffix(".csv"))
-    others = [test for test in FIELDS if test not in work.tests]
-    changed = [name for name in work.about if not alike(name, before.get(name), work.about[name])]
-    changed += ["pictures"] * (table.get("image") != list(work.columns["image"]))
-    gone = [test for test in others if any(before.get(name) for name in FIELDS[test])] if changed else []
-    if gone:
-        note = f"replaced, since {' and '.join(changed)} were others: {', '.join(gone)}"
-        found = replace(found, notes=(*found.notes, note))
-    stays = [] if changed else others
-    everything, columns = found, dict(work.columns)
-    if stays:
-        everything = beside(found, Stressed.from_dict(before), stays)
-        columns |= {name: np.array(column) for name, column in table.items() if whose(name) in stays}
-    write(path, json.dumps(work.about | everything.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    results, table = new.results, read_columns(path.with_suffix(".csv"))
+    others = [test for test in FIELDS if test not in new.tests]
+    changed = [name for name in new.conditions if not same_condition(name, before.get(name), new.conditions[name])]
+    changed += ["images"] * (table.get("image") != list(new.columns["image"]))
+    replaced = [test for test in others if any(before.get(name) for name in FIELDS[test])] if changed else []
+    if replaced:
+        note = f"earlier results removed because of different {' and '.join(changed)}: {', '.join(replaced)}"
+        results = replace(results, notes=(*results.notes, note))
+    kept = [] if changed else others
+    combined, columns = results, dict(new.columns)
+    if kept:
+        combined = merge_results(results, StressResults.from_dict(before), kept)
+        columns |= {name: np.array(column) for name, column in table.items() if test_of_column(name) in kept}
+    write(path, json.dumps(new.conditions | combined.to_dict(), indent=1, ensure_ascii=False) + "\n")
     order = ["", *FIELDS]
-    names = sorted(columns, key=lambda name: order.index(whose(name)))
+    names = sorted(columns, key=lambda name: order.index(test_of_column(name)))
     values = zip(*(columns[name] for name in names), strict=True)
-    lines = [dict(zip(names, map(brief, some), strict=True)) for some in values]
+    lines = [dict(zip(names, map(format_value, row), strict=True)) for row in values]
     write(path.with_suffix(".csv"), as_csv(names, lines))
     for test, ending in DRAWN.items():
-        if test not in stays:
+        if test not in kept:
             path.with_name(f"{path.stem}{ending}").unlink(missing_ok=True)
-    if pictures and work.examples:
-        sheet(work.examples).save(path.with_name(f"{path.stem}{DRAWN['subsets']}"))
-    if pictures and work.found.curves:
-        draw(work.found, path.with_suffix(DRAWN["curves"]))
-    return found
+    if figures and new.examples:
+        image_grid(new.examples).save(path.with_name(f"{path.stem}{DRAWN['subsets']}"))
+    if figures and new.results.curves:
+        draw_curves(new.results, path.with_suffix(DRAWN["curves"]))
+    return results
 
 
-def alike(name: str, before: Any, now: Any) -> bool:
-    return same_change(before, now) if name == "intervention" else before == now
+def same_condition(name: str, before: Any, now: Any) -> bool:
+    return same_intervention(before, now) if name == "intervention" else before == now
 
 
-def beside(found: Stressed, before: Stressed, stays: Collection[str]) -> Stressed:
-    """With what was found before of the tests that stay, and their notes."""
-    fields: dict[str, Any] = {name: getattr(before, name) for test in stays for name in FIELDS[test]}
-    notes = [note for note in before.notes if note.partition(":")[0] in (*stays, "maps")]
-    return replace(found, **fields, notes=tuple(sorted({*found.notes, *notes})))
+def merge_results(results: StressResults, before: StressResults, kept: Collection[str]) -> StressResults:
+    """The new results with the earlier ones of the tests that are kept, and their notes."""
+    fields: dict[str, Any] = {name: getattr(before, name) for test in kept for name in FIELDS[test]}
+    notes = [note for note in before.notes if note.partition(":")[0] in (*kept, "maps")]
+    return replace(results, **fields, notes=tuple(sorted({*results.notes, *notes})))
 
 
-def rows_of(path: Path) -> dict[str, list[str]]:
-    """A file's columns; none where there is no file."""
+def read_columns(path: Path) -> dict[str, list[str]]:
+    """The columns of a CSV file; {} if there is none."""
     if not path.exists():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
@@ -90,15 +91,15 @@ def rows_of(path: Path) -> dict[str, list[str]]:
     return dict(zip(names, map(list, zip(*lines, strict=True)), strict=True))
 
 
-def whose(column: str) -> str:
-    """Which test a column is of; none for the pictures' names."""
+def test_of_column(column: str) -> str:
+    """The test that a column belongs to; empty for the image names."""
     first, _, rest = column.partition(" ")
     if column == "image":
         return ""
-    return "masks" if first in PER_PICTURE else "neighbours" if first.isdigit() and rest == "neighbours" else "curves"
+    return "masks" if first in PER_IMAGE else "neighbours" if first.isdigit() and rest == "neighbours" else "curves"
 
 
-def brief(value: Any) -> Any:
+def format_value(value: Any) -> Any:
     if isinstance(value, float | np.floating):
         return "" if np.isnan(value) else f"{value:.4g}"
     return value

@@ -1,7 +1,7 @@
-"""Robustness on published test sets: a model of ImageNet's 1,000 classes, on as many of the sets as there are.
+"""Robustness suites: a model of ImageNet's 1,000 classes on those of the published test sets that are on disk.
 
-Any of 1,000 answers may be given, as RobustViT counts; beside it, among the classes of each set alone, as the authors
-of ImageNet-A, -R and ObjectNet do. The two are not comparable.
+Accuracy is over all 1,000 classes, as RobustViT counts, and beside it over the classes of each set alone, as the
+authors of ImageNet-A, -R and ObjectNet count. The two are not comparable.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ import torch
 from torch import Tensor
 
 from ..data.rows import Rows, read_rows
-from ..datasets.imagenet import SI_SCORE_FOLDERS, imagenet_classes, objectnet_answers
+from ..datasets.imagenet import SI_SCORE_FOLDERS, imagenet_classes, objectnet_labels
 from ..errors import UserError
 from ..metrics.estimates import Estimate
 from ..metrics.inference import inference_batches, map_batches, sight_for_prediction
-from ..metrics.intervals import wilson
+from .class_changes import LabelledPredictions, read_pair
+from .estimates import bootstrap_mean, proportion
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..config import Suite
-    from .class_changes import Seen
 
+PredictionPair = tuple[LabelledPredictions, LabelledPredictions]
 TOP = 5
-WHOLE = 1000
+IMAGENET_CLASSES = 1000
 SI_SCORE = ("si-score", "si_score", "SI-Score", "")
-# Each layout with the folders that it is found in.
+# Each layout with the folder names under which it is found.
 SETS: dict[str, tuple[str, ...]] = {
     "imagenet-v2": (
         "imagenet-v2", "imagenetv2-matched-frequency-format-val", "imagenetv2-matched-frequency", "imagenetv2",
@@ -50,31 +51,31 @@ SETS: dict[str, tuple[str, ...]] = {
 FIGURES = {
     "top1": "top-1 of 1,000",
     "top5": "top-5 of 1,000",
-    "own_top1": "top-1 of its classes",
-    "own_top5": "top-5 of its classes",
+    "own_top1": "top-1 of the set's classes",
+    "own_top5": "top-5 of the set's classes",
 }
 
 
 @dataclass(frozen=True)
-class Shifted:
-    """One set."""
+class SetResult:
+    """The accuracies on one test set."""
 
     n: int
     classes: int
-    figures: dict[str, Estimate]  # of FIGURES; those of its own classes where it has not all of them
+    figures: dict[str, Estimate]  # of FIGURES; over its own classes only if it does not have all 1,000
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Suited:
+class SuiteResults:
     suite: str
-    sets: dict[str, Shifted]
+    sets: dict[str, SetResult]
     missing: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
         found = [f"{name}: {note}" for name, one in self.sets.items() for note in one.notes]
-        return found + ([f"not there: {', '.join(self.missing)}"] if self.missing else [])
+        return found + ([f"not found: {', '.join(self.missing)}"] if self.missing else [])
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,71 +83,71 @@ class Suited:
     def table(self) -> Table:
         from rich.table import Table
 
-        table = Table("", "n", "classes", *FIGURES.values(), box=None, pad_edge=False, caption="Wilson's intervals.")
+        table = Table("", "n", "classes", *FIGURES.values(), box=None, pad_edge=False, caption="95 % Wilson intervals.")
         table.caption_justify = "left"
         for name, one in self.sets.items():
-            cells = [f"{e.figure} {e.interval}" if (e := one.figures.get(k)) else "as before" for k in FIGURES]
+            cells = [f"{e.value_text} {e.interval}" if (e := one.figures.get(k)) else "same" for k in FIGURES]
             table.add_row(name, f"{one.n:,}", f"{one.classes:,}", *(cell.replace("[", r"\[") for cell in cells))
         return table
 
 
-def sets_in(folder: Path) -> dict[str, Path]:
-    """Those of the suite that are there, by layout."""
+def find_sets(folder: Path) -> dict[str, Path]:
+    """The folders of the test sets that are on disk, by layout."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; it should hold {', '.join(SETS)}")
+        raise UserError(f"{folder}: no such folder; it should contain {', '.join(SETS)}")
     found = {}
-    for name, places in SETS.items():
-        if there := next((folder / place for place in places if (folder / place).is_dir()), None):
-            found[name] = there
+    for name, subfolders in SETS.items():
+        if path := next((folder / sub for sub in subfolders if (folder / sub).is_dir()), None):
+            found[name] = path
     if not found:
-        raise UserError(f"{folder}: none of the suite's sets is there: {', '.join(SETS)}")
+        raise UserError(f"{folder}: contains none of the suite's sets: {', '.join(SETS)}")
     return found
 
 
-def run_suite(command: Suite) -> tuple[Suited, Path]:
-    """A trained model on every set that is there, and the folder with what came of it."""
+def run_suite(command: Suite) -> tuple[SuiteResults, Path]:
+    """Evaluate a trained model on every set that is on disk; the results, and the folder they are written to."""
     from ..console.files import make_folder, write
-    from ..load import opened
+    from ..load import open_model
 
     assert command.suite is not None
     if command.suite_folder is None:
-        raise UserError(f"--suite {command.suite}: say where the sets are, with --suite-folder")
+        raise UserError(f"--suite {command.suite}: needs the folder of the test sets, --suite-folder")
     if command.data is not None or command.layout is not None:
-        raise UserError(f"--suite {command.suite}: has its own data; leave out {command.data or '--layout'}")
-    there = sets_in(command.suite_folder)
-    accelerator, model = opened(command.run, command.device, intervention=command.intervention)
+        raise UserError(f"--suite {command.suite}: brings its own data; omit {command.data or '--layout'}")
+    folders = find_sets(command.suite_folder)
+    accelerator, model = open_model(command.run, command.device, intervention=command.intervention)
     if model.classes != tuple(imagenet_classes().values()):
         raise UserError(
-            f"{command.run}: knows {len(model.classes):,} classes; {command.suite} is for models of ImageNet's 1,000"
+            f"{command.run}: has {len(model.classes):,} classes; {command.suite} needs a model of ImageNet's 1,000"
         )
     folder = command.out or model.run.folder / command.suite
     make_folder(folder)
     sets = {}
-    for name, path in there.items():
-        rows = read_rows(path, layout=name, whole=True)
-        accepted = by_label(objectnet_answers(rows.root)) if name == "objectnet" else {}
+    for name, path in folders.items():
+        rows = read_rows(path, layout=name, all_test=True)
+        accepted = accepted_labels(objectnet_labels(rows.root)) if name == "objectnet" else {}
         own = sorted({*rows.labels.tolist()}.union(*accepted.values()))
-        best = best_answers(model, rows, own, accelerator, command)
-        sets[name] = shifted(rows, best, accepted)
+        best = top_predictions(model, rows, own, accelerator, command)
+        sets[name] = evaluate_set(rows, best, accepted)
         if accelerator.is_main_process:
-            save_answers(folder / f"{name}.csv", rows, best)
-    found = Suited(command.suite, sets, tuple(name for name in SETS if name not in there))
+            save_predictions(folder / f"{name}.csv", rows, best)
+    found = SuiteResults(command.suite, sets, tuple(name for name in SETS if name not in folders))
     if accelerator.is_main_process:
         write(folder / "suite.json", json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
     accelerator.wait_for_everyone()
     return found, folder
 
 
-def by_label(answers: Mapping[str, Sequence[int]]) -> dict[int, set[int]]:
-    """Of objects that have several classes: every right answer, by the first."""
+def accepted_labels(labels_by_object: Mapping[str, Sequence[int]]) -> dict[int, set[int]]:
+    """For objects with several ImageNet classes: all accepted labels, by the first."""
     found: dict[int, set[int]] = {}
-    for labels in answers.values():
+    for labels in labels_by_object.values():
         found.setdefault(labels[0], set()).update(labels)
     return found
 
 
-def best_answers(model: Any, rows: Rows, classes: Sequence[int], accelerator: Any, command: Suite) -> np.ndarray:
-    """int64 [n, 2, 5]: the likeliest of all, and of the set's own `classes`; -1 where it has fewer."""
+def top_predictions(model: Any, rows: Rows, classes: Sequence[int], accelerator: Any, command: Suite) -> np.ndarray:
+    """int64 [n, 2, 5]: the top 5 of all classes, and of the set's own `classes` (-1 where it has fewer)."""
     own = torch.tensor(classes, device=accelerator.device)
 
     def best(images: Tensor, masks: Tensor | None) -> Tensor:
@@ -156,7 +157,7 @@ def best_answers(model: Any, rows: Rows, classes: Sequence[int], accelerator: An
         return torch.stack([logits.topk(TOP, dim=1).indices, among], dim=1)
 
     if model.method.needs_masks:
-        raise UserError("this model is told where to look by masks, and these sets have none")
+        raise UserError("this method takes masks as input, and the test sets have none")
     indices = np.arange(len(rows))
     batches = inference_batches(
         rows, indices, model.expects, accelerator, batch=command.batch, workers=command.workers, cache=command.cache
@@ -165,27 +166,21 @@ def best_answers(model: Any, rows: Rows, classes: Sequence[int], accelerator: An
         return map_batches(best, batches, accelerator).astype(np.int64)
 
 
-def shifted(rows: Rows, best: np.ndarray, accepted: Mapping[int, set[int]]) -> Shifted:
-    """The label alone is right, as RobustViT counts; among its own classes, all that ObjectNet accepts are."""
+def evaluate_set(rows: Rows, best: np.ndarray, accepted: Mapping[int, set[int]]) -> SetResult:
+    """Over 1,000 classes only the label counts, as in RobustViT; over the set's own, all that ObjectNet accepts."""
     classes = len(np.unique(rows.labels))
-    right = best[:, 0] == rows.labels[:, None]
-    figures = {"top1": share(right[:, 0]), "top5": share(right.any(axis=1))}
-    if classes < WHOLE:
+    correct = best[:, 0] == rows.labels[:, None]
+    figures = {"top1": proportion(correct[:, 0]), "top5": proportion(correct.any(axis=1))}
+    if classes < IMAGENET_CLASSES:
         allowed = [accepted.get(int(label), {int(label)}) for label in rows.labels]
         pairs = zip(best[:, 1], allowed, strict=True)
-        own = [[int(guess) in right_ones for guess in guesses] for guesses, right_ones in pairs]
-        first, any_of = (np.array([pick(some) for some in own]) for pick in (lambda some: some[0], any))
-        figures |= {"own_top1": share(first), "own_top5": share(any_of)}
-    return Shifted(len(rows), classes, figures, rows.notes)
+        own = np.array([[int(predicted) in labels for predicted in top] for top, labels in pairs])
+        figures |= {"own_top1": proportion(own[:, 0]), "own_top5": proportion(np.any(own, axis=1))}
+    return SetResult(len(rows), classes, figures, rows.notes)
 
 
-def share(right: np.ndarray) -> Estimate:
-    low, high = wilson(int(right.sum()), len(right))
-    return Estimate(float(right.mean()), low, high, len(right), "Wilson")
-
-
-def save_answers(path: Path, rows: Rows, best: np.ndarray) -> None:
-    """Without 1,000 probabilities each, which nothing here needs."""
+def save_predictions(path: Path, rows: Rows, best: np.ndarray) -> None:
+    """Without the 1,000 probabilities of each image, which nothing here needs."""
     from ..console.files import as_csv, write
 
     columns = ["image", "label", "predicted", "top5", "predicted_of_its_classes"]
@@ -201,8 +196,8 @@ def save_answers(path: Path, rows: Rows, best: np.ndarray) -> None:
 
 
 @dataclass(frozen=True)
-class SuiteCompared:
-    """Top-1 of every set before and after, on the same pictures."""
+class SuiteComparison:
+    """Top-1 accuracy on every set before and after, on the same images."""
 
     rows: tuple[tuple[str, Estimate, Estimate, Estimate], ...]
 
@@ -213,7 +208,7 @@ class SuiteCompared:
 
         table = Table("", *names, "difference", "", "n", box=None, pad_edge=False)
         for name, before, after, gain in self.rows:
-            cells = [f"{e.figure} {e.interval}".replace("[", r"\[") for e in (before, after, gain)]
+            cells = [f"{e.value_text} {e.interval}".replace("[", r"\[") for e in (before, after, gain)]
             table.add_row(name, *cells, verdict(gain), f"{gain.n:,}")
         return table
 
@@ -222,25 +217,22 @@ class SuiteCompared:
         return {name: dict(zip(names, map(asdict, some), strict=True)) for name, *some in self.rows}
 
 
-def answers_in(run: Path, suite: str) -> Path:
-    """The folder of a run's answers, or itself, where `--out` had them written."""
-    for home in (run / suite, run):
-        if (home / "suite.json").exists():
-            return home
-    raise UserError(f"{run / suite}: no answers; make them: `sightline evaluate {run} --suite {suite} …`")
+def predictions_folder(run: Path, suite: str) -> Path:
+    """The folder of a run's suite results, or `run` itself if it is a folder written with `--out`."""
+    for folder in (run / suite, run):
+        if (folder / "suite.json").exists():
+            return folder
+    raise UserError(f"{run / suite}: no predictions; create them with `sightline evaluate {run} --suite {suite} …`")
 
 
-def compare_suites(before: Path, after: Path, suite: str) -> tuple[SuiteCompared, dict[str, tuple[Seen, Seen]]]:
-    from .class_changes import both
-    from .perturbation import mean_over
-
-    homes = [answers_in(run, suite) for run in (before, after)]
-    files = [(path, homes[1] / path.name) for path in sorted(homes[0].glob("*.csv"))]
-    pairs = {one.stem: both(one, other) for one, other in files if other.exists()}
+def compare_suites(before: Path, after: Path, suite: str) -> tuple[SuiteComparison, dict[str, PredictionPair]]:
+    first, second = (predictions_folder(run, suite) for run in (before, after))
+    files = [(path, second / path.name) for path in sorted(first.glob("*.csv"))]
+    pairs = {path.stem: read_pair(path, other) for path, other in files if other.exists()}
     if not pairs:
-        raise UserError(f"{before} and {after}: no set of {suite} that both have answered")
+        raise UserError(f"{before} and {after}: no set of {suite} that both were evaluated on")
     rows = []
     for name, (one, other) in pairs.items():
-        gain = mean_over(other.correct.astype(float), one.correct.astype(float))
-        rows.append((name, share(one.correct), share(other.correct), gain))
-    return SuiteCompared(tuple(rows)), pairs
+        gain = bootstrap_mean(other.correct.astype(float), one.correct.astype(float))
+        rows.append((name, proportion(one.correct), proportion(other.correct), gain))
+    return SuiteComparison(tuple(rows)), pairs

@@ -1,9 +1,9 @@
-"""Correcting a model that shows what it sees: leave out a part, or patches unlike those of training.
+"""Interventions on a trained model: part removal, token removal and forced parts, applied and stored with the run.
 
-    method = intervened(load(run).method, Intervention(drop=(3,)))      # looks, judges and is as blind as before
+    method = apply_intervention(load(run).method, Intervention(drop=(3,)))      # as blind outside its sight as before
 
-The first stage runs once per picture for all of it: what it found is kept (`CachedLook`), and every intervention is decided
-and answered from that.
+Stage 1 runs once per image however many interventions are tried: `CachedLook` keeps its detections, and each
+intervention only makes the sight and the prediction from them again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..console.terminal import watched
 from ..data.batches import Batches
 from ..data.rows import Rows
 from ..errors import UserError
-from ..methods.base import Found, PartMethod, part_method
+from ..methods.base import PartDetections, PartMethod, part_method
 from ..metrics.inference import map_batches, predictions_from_logits
 from ..metrics.predictions import Predictions
 from ..sight import Method, Prediction, Sight
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from ..load import EvaluationData, Model
 
 QUANTILES = (0.9, 0.95, 0.97, 0.99)
-MOST_BYTES = 4 << 30  # of what was found, to be held in memory
+MOST_BYTES = 4 << 30  # of stage 1 detections, held in memory
 SEARCH_FILE = Path("interventions") / "search.json"
 
 
-# ---- a corrected method ----------------------------------------------------------------------------------------------
+# ---- a method with an intervention -----------------------------------------------------------------------------------
 
 
 class Intervened(Method):
-    """A method with an intervention: the same three calls, and as blind outside its sight."""
+    """A method with an intervention: the same interface, and as blind outside its sight."""
 
     def __init__(self, method: PartMethod, intervention: Intervention):
         super().__init__()
@@ -65,106 +65,107 @@ class Intervened(Method):
         return self.method.accepts_masks
 
     def look(self, images: Tensor) -> Sight:
-        return self.method.decide(images, self.method.find(images), self.correction)
+        return self.method.sight_from(images, self.method.detect(images), self.correction)
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         if self.uses_sight:
             return self.method.judge(images, sight)
-        return replace(self.method.answer(images, self.method.find(images), self.correction), sight=sight)
+        return replace(self.method.predict_from(images, self.method.detect(images), self.correction), sight=sight)
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
-        """Of the parts that are left, by their names."""
+        """The part maps that are left after part and token removal, by part name."""
         parts, _ = self.method.discover(images)
         correction = self.correction
-        if self.method.looks_again:  # distances are those of the closer look, and maps are not
-            correction = replace(correction, farthest=None)
-        shares = correction.shares(PartAssignment.of(parts, parts.scores)).unbind(dim=1)
-        left = [k for k in range(len(shares) - 1) if k not in self.intervention.drop]
-        return {self.intervention.part(k): shares[k] for k in left} | {"background": shares[-1]}
+        if self.method.refines:  # distance limits apply to the refined look, not to these maps
+            correction = replace(correction, max_distances=None)
+        probabilities = correction.probabilities(PartAssignment.of(parts, parts.scores)).unbind(dim=1)
+        left = [k for k in range(len(probabilities) - 1) if k not in self.intervention.drop]
+        return {self.intervention.part_name(k): probabilities[k] for k in left} | {"background": probabilities[-1]}
 
     def look_at(self, images: Tensor, masks: Tensor) -> Sight:
-        """A mask of the user's own takes the place of everything."""
+        """A mask given by the user replaces the sight, intervention included."""
         return self.method.look_at(images, masks)
 
 
-def intervened(method: Method, intervention: Intervention) -> Intervened:
-    learner = part_method(method, "this method")
-    intervention.check_impossible(learner.where.parts)
-    return Intervened(learner, intervention).train(learner.training)
+def apply_intervention(method: Method, intervention: Intervention) -> Intervened:
+    with_parts = part_method(method, "this method")
+    intervention.check_part_numbers(with_parts.where.parts)
+    return Intervened(with_parts, intervention).train(with_parts.training)
 
 
-# ---- what is kept with a run -----------------------------------------------------------------------------------------
+# ---- what is stored with a run ---------------------------------------------------------------------------------------
 
 
-def kept(model: Model) -> Intervention | None:
+def load_intervention(model: Model) -> Intervention | None:
+    """The intervention saved in the run folder, if there is one; it may only name parts."""
     path = model.run.folder / FILE
     if not path.exists():
         return None
     intervention = Intervention.load(path)
     if intervention.facts.get("weights") != weights_sha256(cast(nn.Module, model.method)):
-        raise UserError(f"{path}: is about other weights than this run has now; remove it with --clear, and find anew")
-    intervention.check_impossible(part_method(model.method, str(model.run.folder)).where.parts)
+        raise UserError(f"{path}: was made for other weights than this run's; remove it with --clear and search again")
+    intervention.check_part_numbers(part_method(model.method, str(model.run.folder)).where.parts)
     return intervention
 
 
-def only_names(model: Model) -> Intervention | None:
-    """The names of parts alone, if what is kept can be read and is about these weights."""
+def load_part_names(model: Model) -> Intervention | None:
+    """Only the part names of the saved intervention, if it is readable and for these weights."""
     try:
-        before = kept(model)
+        saved = load_intervention(model)
     except UserError:
         return None
-    return Intervention(names=before.names) if before and before.names else None
+    return Intervention(names=saved.names) if saved and saved.names else None
 
 
-def keep(model: Model, intervention: Intervention) -> Intervention:
-    """Kept in the run from now on; it says of which weights."""
+def save_intervention(model: Model, intervention: Intervention) -> Intervention:
+    """Save it in the run folder, with the fingerprint of the weights that it is for."""
     weights = weights_sha256(cast(nn.Module, model.method))
     complete = replace(intervention, facts=dict(intervention.facts) | {"weights": weights})
     complete.save(model.run.folder / FILE)
     return complete
 
 
-def measured_search(model: Model) -> dict[str, Any] | None:
-    """What `intervene --find` measured of these weights, if it did."""
+def load_search(model: Model) -> dict[str, Any] | None:
+    """What `intervene --find` measured, if it was run with these weights."""
     path = model.run.folder / SEARCH_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); remove it") from error
+        raise UserError(f"{path}: cannot be read ({error}); remove the file") from error
     return content if content and content.get("weights") == weights_sha256(model.method) else None
 
 
-# ---- how far training patches are from their part --------------------------------------------------------------------
+# ---- distances of training patches from their prototype --------------------------------------------------------------
 
 
 @torch.no_grad()
 def calibrate(method: PartMethod, batches: Batches, accelerator: Accelerator) -> DistanceSketch:
-    """Distances of the patches that belong to a part, from its prototype; in the closer look, where there are two."""
+    """Distances of the foreground patches from their part's prototype, in the look that decides the mask."""
     sketch = DistanceSketch.empty(method.where.parts)
-    for some in watched(batches.epoch(0), len(batches)):
-        if len(some):
+    for batch in watched(batches.epoch(0), len(batches)):
+        if len(batch):
             with accelerator.autocast():
-                claims = method.find(some.to(accelerator.device).images.float() / 255).deciding
-            own = hard_keep(claims.scores)
-            sketch.add(claims.part[own].cpu().numpy(), claims.distances[own].cpu().numpy())
+                assignment = method.detect(batch.to(accelerator.device).images.float() / 255).mask_assignment
+            foreground = hard_keep(assignment.scores)
+            sketch.add(assignment.part[foreground].cpu().numpy(), assignment.distances[foreground].cpu().numpy())
     return DistanceSketch(np.sum(gather_object([sketch.counts]), axis=0))
 
 
-def calibrated(asked: EvaluationData, sketch: DistanceSketch) -> dict[str, Any]:
-    """What an intervention says of its distances."""
+def calibration_facts(data: EvaluationData, sketch: DistanceSketch) -> dict[str, Any]:
+    """The facts that an intervention stores about its distance quantiles."""
     counts = sketch.counts.sum(axis=1).tolist()
-    on = {"data": asked.rows.name, "fingerprint": asked.fingerprint, "split": "train"}
+    on = {"data": data.rows.name, "fingerprint": data.fingerprint, "split": "train"}
     return {"calibrated": on | {"patches": counts, "relative_error": sketch.ERROR}}
 
 
-# ---- looking once ----------------------------------------------------------------------------------------------------
+# ---- many interventions, one run of stage 1 --------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class CachedLook:
-    """Pictures that are looked at once, and answered under as many interventions as one likes.
+    """Predictions for the same images under any number of interventions, with stage 1 run once per image.
 
-    What was found is held on the CPU, as far as `most_bytes` go; the pictures themselves are read again each time.
+    Its detections are held on the CPU, up to `most_bytes`; the images themselves are read again each time.
     """
 
     method: PartMethod
@@ -172,32 +173,30 @@ class CachedLook:
     batches: Batches
     accelerator: Accelerator
     most_bytes: int = MOST_BYTES
-    held: list[Found] = field(default_factory=list)
+    held: list[PartDetections] = field(default_factory=list)
     full: bool = False
 
     def __call__(self, interventions: Sequence[Intervention]) -> list[Predictions]:
         number = count()
 
         def logits(images: Tensor, _: Tensor | None) -> Tensor:
-            found = self.found(next(number), images)
-            answers = [self.method.answer(images, found, one.correction).logits for one in interventions]
-            return torch.stack(answers, dim=1)
+            detections = self.detect_once(next(number), images)
+            corrections = [intervention.correction for intervention in interventions]
+            return torch.stack([self.method.predict_from(images, detections, c).logits for c in corrections], dim=1)
 
-        every = map_batches(logits, self.batches, self.accelerator)
-        self.full = True  # the first time has seen all of them
-        return [
-            predictions_from_logits(self.rows, self.batches.indices, every[:, k]) for k in range(len(interventions))
-        ]
+        every = map_batches(logits, self.batches, self.accelerator)  # [n, interventions, C]
+        self.full = True  # after the first pass no batch is new
+        return [predictions_from_logits(self.rows, self.batches.indices, some) for some in every.swapaxes(0, 1)]
 
-    def found(self, number: int, images: Tensor) -> Found:
+    def detect_once(self, number: int, images: Tensor) -> PartDetections:
         if number < len(self.held):
-            return self.method.again(images, self.held[number].to(images.device))
-        found = self.method.find(images)
-        self.full = self.full or self.bytes + found.kept().bytes > self.most_bytes
+            return self.method.restore_views(images, self.held[number].to(images.device))
+        detections = self.method.detect(images)
+        self.full = self.full or self.bytes + detections.for_cache().bytes > self.most_bytes
         if not self.full:
-            self.held.append(found.kept())
-        return found
+            self.held.append(detections.for_cache())
+        return detections
 
     @property
     def bytes(self) -> int:
-        return sum(found.bytes for found in self.held)
+        return sum(detections.bytes for detections in self.held)

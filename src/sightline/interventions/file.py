@@ -1,9 +1,10 @@
-"""An intervention: what a user corrects in a trained model, and the small file that keeps it with the run.
+"""An intervention on a trained model, and intervention.json, which stores it with the run.
 
     Intervention(drop=(3,), quantile=0.99, thresholds=(41.2, 39.0, 44.8, 40.1), names={2: "head"}).save(path)
 
-A dropped part's patches become background. So do those that lie farther from their own part's prototype than a
-quantile of the training patches did; the distances are kept here, so that applying it needs no data.
+Part removal makes the patches of a part background. Token removal does so with patches farther from their part's
+prototype than a quantile of the training patches; the distances are stored, so that applying it needs no data. A forced
+part keeps its patches whatever the background probability.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ class Intervention:
     force: tuple[int, ...] = ()
     names: Mapping[int, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Of which weights, found on which data, by what rule, and what it gains."""
+    """Fingerprint of the weights, and where it comes from: data, selection rule and gain of the search."""
 
     def __post_init__(self) -> None:
         for name in ("drop", "force"):
             object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
         if both := set(self.drop) & set(self.force):
-            raise UserError(f"part {min(both)}: cannot be dropped and forced at once")
+            raise UserError(f"part {min(both)}: cannot be both removed and forced")
         if self.quantile is not None and not 0 < self.quantile < 1:
-            raise UserError(f"quantile {self.quantile}: must lie above 0 and below 1, such as 0.99")
+            raise UserError(f"quantile {self.quantile}: must be between 0 and 1, such as 0.99")
 
     @property
     def changes(self) -> bool:
-        """Anything at all, beyond names."""
+        """Whether it changes predictions, instead of only naming parts."""
         return bool(self.drop or self.force or self.quantile is not None)
 
     @property
@@ -54,37 +55,35 @@ class Intervention:
 
         if self.quantile is not None and self.thresholds is None:
             raise UserError(
-                f"quantile {self.quantile:g}: needs distances of training patches; `sightline intervene RUN --quantile "
-                f"{self.quantile:g}` measures and keeps them, `calibrate` in Python measures them"
+                f"quantile {self.quantile:g}: needs the distances of training patches; measure them with `sightline "
+                f"intervene RUN --quantile {self.quantile:g}`, or with `calibrate` in Python"
             )
         return Correction(self.drop, self.force, None if self.quantile is None else self.thresholds)
 
-    def check_impossible(self, parts: int) -> None:
-        """For a model of so many parts."""
+    def check_part_numbers(self, parts: int) -> None:
+        """Check it against a model with this number of parts."""
         for part in (*self.drop, *self.force, *self.names):
             if not 0 <= part < parts:
-                raise UserError(f"part {part}: there are {parts}, numbered from 0 to {parts - 1}")
+                raise UserError(f"part {part}: does not exist; the model has parts 0 to {parts - 1}")
         if len(self.drop) == parts:
-            raise UserError("without any part there is nothing left to answer from: keep at least one")
+            raise UserError(f"all {parts} parts are removed: keep at least one to predict from")
         if self.thresholds is not None and len(self.thresholds) != parts:
-            raise UserError(f"{len(self.thresholds)} thresholds for {parts} parts: one for each is needed")
+            raise UserError(f"{len(self.thresholds)} distance thresholds for {parts} parts: one per part is needed")
 
-    def part(self, number: int) -> str:
+    def part_name(self, number: int) -> str:
         name = self.names.get(number)
         return f"part {number} ({name})" if name else f"part {number}"
 
     @property
-    def words(self) -> str:
-        dropped = [f"without {', '.join(map(self.part, self.drop))}"] * bool(self.drop)
-        forced = [f"{', '.join(map(self.part, self.force))} always kept"] * bool(self.force)
-        beyond = (
-            [] if self.quantile is None else [f"patches beyond the {self.quantile:g} quantile of distance left out"]
-        )
-        return "; ".join([*dropped, *beyond, *forced]) or "no change"
+    def description(self) -> str:
+        removed = [f"without {', '.join(map(self.part_name, self.drop))}"] * bool(self.drop)
+        tokens = [] if self.quantile is None else [f"token removal beyond the {self.quantile:g} distance quantile"]
+        forced = [f"{', '.join(map(self.part_name, self.force))} forced"] * bool(self.force)
+        return "; ".join([*removed, *tokens, *forced]) or "no change"
 
     @property
     def folder(self) -> str:
-        """The name of what is measured with it."""
+        """The name of the subfolder of the run for its metrics and predictions."""
         changed = [*(f"drop{k}" for k in self.drop), *(f"force{k}" for k in self.force)]
         return "-".join(["intervened", *changed, *([] if self.quantile is None else [f"q{self.quantile:g}"])])
 
@@ -102,15 +101,15 @@ class Intervention:
         }
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> Intervention:
-        distances = said["thresholds"]
+    def from_dict(cls, values: Mapping[str, Any]) -> Intervention:
+        distances = values["thresholds"]
         return cls(
-            tuple(map(int, said["drop"])),
-            said["quantile"],
+            tuple(map(int, values["drop"])),
+            values["quantile"],
             None if distances is None else tuple(math.nan if d is None else float(d) for d in distances),
-            tuple(map(int, said["force"])),
-            {int(part): str(name) for part, name in said["names"].items()},
-            said["facts"],
+            tuple(map(int, values["force"])),
+            {int(part): str(name) for part, name in values["names"].items()},
+            values["facts"],
         )
 
     def save(self, path: str | Path) -> None:
@@ -123,27 +122,27 @@ class Intervention:
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except FileNotFoundError:
-            raise UserError(f"{path}: no such file; `sightline intervene RUN` makes one") from None
+            raise UserError(f"{path}: no such file; create it with `sightline intervene RUN`") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: damaged ({error}); remove it with `sightline intervene RUN --clear`") from error
 
 
-def parse_names(said: tuple[str, ...]) -> dict[int, str]:
-    """From `2=head`."""
+def parse_names(texts: tuple[str, ...]) -> dict[int, str]:
+    """Part names by number, from texts such as `2=head`."""
     names = {}
-    for one in said:
-        number, equals, name = one.partition("=")
+    for text in texts:
+        number, equals, name = text.partition("=")
         if not equals or not number.strip().isdecimal() or not name.strip():
-            raise UserError(f"--name {one}: say which part is what, such as 2=head")
+            raise UserError(f"--name {text}: must be NUMBER=NAME, such as 2=head")
         names[int(number)] = name.strip()
     return names
 
 
 @dataclass(frozen=True, eq=False)
 class DistanceSketch:
-    """Quantiles of positive numbers, part by part, in one pass and 830 kB per part, with a relative error of at most
-    `ERROR`: buckets whose widths grow with the numbers (DDSketch, Masson et al. 2019). Within a bucket ranks are spread
-    evenly, because distances may lie so close to each other that one holds some per cent of them."""
+    """Quantiles of each part's distances in one pass, in 830 kB per part, with a relative error of at most `ERROR`:
+    buckets of exponentially growing width (DDSketch, Masson et al. 2019). Ranks are interpolated inside a bucket,
+    because distances may be so close together that one bucket holds some per cent of them."""
 
     counts: np.ndarray  # int64 [K, buckets]
 
@@ -163,14 +162,14 @@ class DistanceSketch:
         self.counts[...] += np.bincount(flat, minlength=self.counts.size).reshape(self.counts.shape)
 
     def quantile(self, q: float) -> tuple[float, ...]:
-        """Of each part, the value at rank q (n - 1); NaN where there is none."""
-        found = []
+        """The value at rank q (n - 1) of each part; NaN for a part without patches."""
+        values = []
         for counts in self.counts:
             up_to, n = counts.cumsum(), int(counts.sum())
             if not n:
-                found.append(math.nan)
+                values.append(math.nan)
                 continue
             bucket = int(np.searchsorted(up_to, math.floor(q * (n - 1)) + 1))
             inside = (q * (n - 1) + 1 - (up_to[bucket] - counts[bucket])) / counts[bucket]
-            found.append(self.LEAST * self.RATIO ** (bucket - 1 + min(float(inside), 1.0)))
-        return tuple(found)
+            values.append(self.LEAST * self.RATIO ** (bucket - 1 + min(float(inside), 1.0)))
+        return tuple(values)

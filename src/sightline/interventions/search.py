@@ -1,8 +1,8 @@
-"""Which intervention helps? Parts dropped and doubtful patches removed, one at a time, on validation data.
+"""The search for an intervention on validation data: part removal and token removal, added one step at a time.
 
-Greedy: of all next steps the best one is taken, while it surely helps: while the low end of its gain, drawn on the same
-images before and after, lies above 0. That is one-sided, at 5 % divided by the number of steps tried (Bonferroni), so
-that on pure noise the search takes its first step in at most one of twenty cases.
+Greedy: of all next steps the best is taken while it improves the objective significantly, that is while the lower bound
+of its gain, bootstrapped on the same images before and after, is above 0. The bound is one-sided at 5 % divided by the
+number of steps tried (Bonferroni), so that on pure noise the search takes a first step in at most one of twenty cases.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from ..errors import UserError
 from ..metrics.estimates import Estimate
-from ..metrics.groups import Cells, Parts, score
-from ..metrics.intervals import TAIL, areas, resample
+from ..metrics.groups import Cells, Subsets, score
+from ..metrics.intervals import TAIL, gain_lower_bound, resample, resample_auc
 from ..metrics.predictions import Predictions
 from .file import Intervention
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_COLUMNS = 6
-ANY_WIDTH = 10_000  # of a screen that no table is too wide for
+ANY_WIDTH = 10_000  # of a console that no table is too wide for
 LEVEL = 0.05
-RESAMPLES = 10_000  # so many that a twentieth, divided by dozens of steps, is still made of several draws
-BRIEFLY = 2000  # for what is shown, but decides nothing
-WORDS = {"worst-group": "worst group", "worst-class": "worst class", "auc": "AUC"}  # objectives
+RESAMPLES = 10_000  # so that 5 % divided by dozens of steps still covers several resamples
+DISPLAY_RESAMPLES = 2000  # for intervals that are shown but decide nothing
+OBJECTIVE_LABELS = {"worst-group": "worst-group accuracy", "worst-class": "worst-class accuracy", "auc": "AUROC"}
 
-AnswersTo = Callable[[Sequence[Intervention]], list[Predictions]]
+Predict = Callable[[Sequence[Intervention]], list[Predictions]]
 
 
 @dataclass(frozen=True)
@@ -39,33 +39,33 @@ class Trial:
     """One step from where the search stands, and what it changes."""
 
     intervention: Intervention
-    step: str  # in words: what it adds
+    step: str  # what it adds, in words
     score: float
     gain: Estimate
     classes: dict[str, Estimate]  # differences
     groups: dict[str, Estimate]
 
     def to_dict(self) -> dict[str, Any]:
-        said = {"step": self.step, "drop": list(self.intervention.drop), "quantile": self.intervention.quantile}
+        values = {"step": self.step, "drop": list(self.intervention.drop), "quantile": self.intervention.quantile}
         cells = {name: {k: asdict(e) for k, e in getattr(self, name).items()} for name in ("classes", "groups")}
-        return said | {"score": self.score, "gain": asdict(self.gain)} | cells
+        return values | {"score": self.score, "gain": asdict(self.gain)} | cells
 
 
 @dataclass(frozen=True)
 class Step:
-    """The best of the steps tried in a round."""
+    """The best of the steps tried in one round."""
 
     step: str
     before: float
     after: float
-    least_gain: float  # the corrected low end
+    least_gain: float  # the corrected lower bound
     tried: int
     taken: bool
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A part without which some group surely gains, though it is not the one that the search is for."""
+    """A part whose removal improves some group significantly, though not the objective."""
 
     step: str
     part: int
@@ -76,11 +76,10 @@ class Suspect:
 
     @property
     def sentence(self) -> str:
-        paid = f", and {self.at_a_cost_to} changes by {_points(self.cost)}" if self.cost.value < 0 else ""
+        cost = f", while {self.at_a_cost_to} changes by {_points(self.cost)}" if self.cost.value < 0 else ""
         return (
-            f"{self.step[0].upper()}{self.step[1:]}, {self.group} surely gains, allowing for all parts and groups: "
-            f"{_points(self.gain)} points{paid}. Look at what it shows; if that should not count, leave it out: --drop "
-            f"{self.part}."
+            f"{_capitalize(self.step)}, {self.group} improves significantly (corrected for all parts and groups): "
+            f"{_points(self.gain)} points{cost}. If that part should not count, remove it with --drop {self.part}."
         )
 
 
@@ -90,31 +89,30 @@ class Search:
     split: str
     n: int
     before: float
-    trials: tuple[Trial, ...]  # of the first round: every part left out, every quantile
+    trials: tuple[Trial, ...]  # of the first round: every part removed, every quantile
     steps: tuple[Step, ...]
     chosen: Intervention
-    gain: Estimate | None  # of what was chosen over no change
-    suspect: Suspect | None = None  # looked for where nothing was chosen
+    gain: Estimate | None  # of the chosen intervention over none; None: nothing was chosen
+    suspect: Suspect | None = None  # only if nothing was chosen
 
     @property
     def sentence(self) -> str:
-        last = self.steps[-1] if self.steps else None
+        label = OBJECTIVE_LABELS[self.objective]
         if self.gain is not None:
             least = min(step.least_gain for step in self.steps if step.taken)
             return (
-                f"{self.chosen.words[0].upper()}{self.chosen.words[1:]}: {self.gain} of the {WORDS[self.objective]}, "
-                f"from {100 * self.before:.1f} %. Each step gains at least {100 * least:.1f} points, allowing for all "
-                "that were tried. Chosen on these pictures: expect less on others."
+                f"{_capitalize(self.chosen.description)}: validation {label} {_points(self.gain)} points, from "
+                f"{100 * self.before:.1f} % (n = {self.n:,}). Every step has a corrected lower bound of at least "
+                f"{100 * least:+.1f} points. It was selected on these images: expect a smaller gain on others."
             )
-        if last is None:
-            return "There is nothing to leave out."
+        if not self.steps:
+            return "No intervention is possible: there is no part to remove."
+        last = self.steps[-1]
         nothing = (
-            f"Nothing surely helps: the best of {last.tried}, {last.step}, gains "
-            f"{100 * (last.after - last.before):+.1f} points of the {WORDS[self.objective]}, and that may be chance "
-            f"(at least {100 * last.least_gain:+.1f}, allowing for all that were tried). It is not kept."
+            f"No intervention improves validation {label} significantly (best of {last.tried}: "
+            f"{100 * (last.after - last.before):+.1f}, corrected lower bound {100 * last.least_gain:+.1f})."
         )
-        more = "" if self.suspect is None else self.suspect.sentence
-        return f"{nothing} But {more[0].lower()}{more[1:]}" if more else nothing
+        return nothing if self.suspect is None else f"{nothing} {self.suspect.sentence}"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -130,17 +128,17 @@ class Search:
         }
 
 
-def objective_of(answers: Predictions, said: str | None) -> str:
-    """The worst group where there are groups, otherwise the worst class; or what is said."""
-    objective = said or ("worst-class" if answers.groups is None else "worst-group")
-    if objective not in WORDS:
-        raise UserError(f"--objective {objective}: choose one of {', '.join(WORDS)}")
-    score(answers, objective)  # or it says why that cannot be measured
+def resolve_objective(predictions: Predictions, given: str | None) -> str:
+    """The given objective; by default worst-group accuracy, or worst-class accuracy without group labels."""
+    objective = given or ("worst-class" if predictions.groups is None else "worst-group")
+    if objective not in OBJECTIVE_LABELS:
+        raise UserError(f"--objective {objective}: choose one of {', '.join(OBJECTIVE_LABELS)}")
+    score(predictions, objective)  # raises if it is not available
     return objective
 
 
 def search(
-    answers_to: AnswersTo,
+    predict: Predict,
     parts: int,
     thresholds: Mapping[float, tuple[float, ...]],
     *,
@@ -149,41 +147,42 @@ def search(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Search:
-    """`answers_to` answers the validation data under several interventions; `thresholds` are by quantile."""
+    """`predict` gives validation predictions under several interventions; `thresholds` are distances by quantile."""
     current = Intervention(names=names or {})
-    options = next_steps(current, parts, thresholds)
-    now, *others = answers_to([current, *options.values()])
-    first, objective = now, objective_of(now, objective)
+    options = next_interventions(current, parts, thresholds)
+    now, *others = predict([current, *options.values()])
+    first, objective = now, resolve_objective(now, objective)
     trials = tuple(
-        _trial(step, option, answers, now, objective, seed)
-        for (step, option), answers in zip(options.items(), others, strict=True)
+        _trial(step, option, predictions, now, objective, seed)
+        for (step, option), predictions in zip(options.items(), others, strict=True)
     )
-    suspect = suspected(trials, others, now)
-    taken: list[Step] = []
+    suspect = find_suspect(trials, others, now)
+    steps: list[Step] = []
     while options:
-        scores = [score(answers, objective) for answers in others]
+        scores = [score(predictions, objective) for predictions in others]
         best = int(np.argmax(scores))
-        least = least_gain(others[best], now, objective, LEVEL / len(options), resamples, seed)
-        step = Step([*options][best], score(now, objective), scores[best], least, len(options), least > 0)
-        taken.append(step)
-        if not step.taken:
+        least = gain_bound(others[best], now, objective, LEVEL / len(options), resamples, seed)
+        steps.append(Step([*options][best], score(now, objective), scores[best], least, len(options), least > 0))
+        if not steps[-1].taken:
             break
         current, now = [*options.values()][best], others[best]
-        options = next_steps(current, parts, thresholds)
-        others = answers_to([*options.values()]) if options else []
-    gain = gained(now, first, objective, seed) if current.changes else None
+        options = next_interventions(current, parts, thresholds)
+        others = predict([*options.values()]) if options else []
+    gain = gain_estimate(now, first, objective, seed) if current.changes else None
     suspect = suspect if gain is None else None
-    return Search(objective, now.split, len(now), score(first, objective), trials, tuple(taken), current, gain, suspect)
+    return Search(objective, now.split, len(now), score(first, objective), trials, tuple(steps), current, gain, suspect)
 
 
-def next_steps(
+def next_interventions(
     current: Intervention, parts: int, thresholds: Mapping[float, tuple[float, ...]]
 ) -> dict[str, Intervention]:
-    """One more part left out, though never the last one or a forced one; or one quantile, if there is none yet."""
+    """By step: one more part removed, never the last or a forced one; or token removal, if there is none yet."""
     left = [part for part in range(parts) if part not in current.drop]
     left = left if len(left) > 1 else []
     steps = {
-        f"without {current.part(k)}": replace(current, drop=(*current.drop, k)) for k in left if k not in current.force
+        f"without {current.part_name(k)}": replace(current, drop=(*current.drop, k))
+        for k in left
+        if k not in current.force
     }
     if current.quantile is None:
         for q, distances in thresholds.items():
@@ -191,103 +190,104 @@ def next_steps(
     return steps
 
 
-# ---- is it more than chance? -----------------------------------------------------------------------------------------
+# ---- significance ----------------------------------------------------------------------------------------------------
 
 
-def least_gain(
+def gain_bound(
     ours: Predictions, theirs: Predictions, objective: str, tail: float, resamples: int = RESAMPLES, seed: int = 0
 ) -> float:
-    """The low end, one-sided, of how far `ours` are above `theirs` on the same images."""
-    return _least(*_drawn(ours, theirs, objective, resamples, seed), tail)
+    """The one-sided lower bound of the gain of `ours` over `theirs` on the same images."""
+    return _lower_bound(*_draws(ours, theirs, objective, resamples, seed), tail)
 
 
-def gained(ours: Predictions, theirs: Predictions, objective: str, seed: int = 0) -> Estimate:
-    """The gain with its 95 % interval, not corrected for anything."""
-    first, second = _drawn(ours, theirs, objective, BRIEFLY, seed)
+def gain_estimate(ours: Predictions, theirs: Predictions, objective: str, seed: int = 0) -> Estimate:
+    """The gain with its 95 % interval, not corrected for the number of steps tried."""
+    first, second = _draws(ours, theirs, objective, DISPLAY_RESAMPLES, seed)
     how = "DeLong's covariance, paired" if objective == "auc" else "paired bootstrap over images, of minima"
     value = score(ours, objective) - score(theirs, objective)
-    return Estimate(value, _least(first, second, TAIL), -_least(second, first, TAIL), len(ours), how, difference=True)
+    low, high = _lower_bound(first, second, TAIL), -_lower_bound(second, first, TAIL)
+    return Estimate(value, low, high, len(ours), how, difference=True)
 
 
-def suspected(trials: Sequence[Trial], every: Sequence[Predictions], before: Predictions) -> Suspect | None:
-    """Of parts without which a group surely gains (exact sign test on answers that change, one-sided, 5 % divided by
-    parts times groups), the one with the largest gain. Classes trade errors whatever is left out: groups are needed."""
+def find_suspect(trials: Sequence[Trial], every: Sequence[Predictions], before: Predictions) -> Suspect | None:
+    """Of the parts whose removal improves a group significantly (exact sign test on the predictions that change,
+    one-sided, 5 % divided by parts times groups), the one with the largest gain. Needs group labels: classes trade
+    errors whatever is removed."""
     from scipy.stats import binom
 
     parts = [(trial, after) for trial, after in zip(trials, every, strict=True) if trial.intervention.drop]
-    found: list[Suspect] = []
+    suspects: list[Suspect] = []
     for trial, after in parts if before.groups is not None else ():
         for number, group in enumerate(before.group_names):
-            here = before.groups == number
-            won, lost = ((after.correct & ~before.correct)[here].sum(), (before.correct & ~after.correct)[here].sum())
+            members = before.groups == number
+            won = (after.correct & ~before.correct)[members].sum()
+            lost = (before.correct & ~after.correct)[members].sum()
             if binom.sf(won - 1, won + lost, 0.5) * len(parts) * len(before.group_names) < LEVEL:
                 worst = min(trial.groups, key=lambda name: trial.groups[name].value)
                 (part,) = trial.intervention.drop
-                found.append(Suspect(trial.step, part, group, trial.groups[group], worst, trial.groups[worst]))
-    return max(found, key=lambda one: one.gain.value, default=None)
+                suspects.append(Suspect(trial.step, part, group, trial.groups[group], worst, trial.groups[worst]))
+    return max(suspects, key=lambda suspect: suspect.gain.value, default=None)
 
 
-def _drawn(
+def _draws(
     ours: Predictions, theirs: Predictions, objective: str, resamples: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[R, k] twice: the figures of which the lowest counts, drawn on the same images."""
+    """[R, k] twice: the metrics whose minimum is the objective, of the same resampled images."""
     if objective == "auc":
         margins, positive = np.stack([ours.margins, theirs.margins]), ours.labels == 1
-        _, drawn = areas([margins[:, positive]], [margins[:, ~positive]], resamples, seed)
+        _, drawn = resample_auc([margins[:, positive]], [margins[:, ~positive]], resamples, seed)
         return drawn[:, 0, 0], drawn[:, 1, 0]
-    cells, parts = _cells(ours, objective)
-    correct = [answers.correct[:, None] for answers in (ours, theirs)]
-    first, second = (s.parts(parts.shares)[1][:, 0] for s in resample(correct, cells.of_image, resamples, seed))
+    cells, subsets = _cells(ours, objective)
+    samples = resample([p.correct[:, None] for p in (ours, theirs)], cells.of_image, resamples, seed)
+    first, second = (sample.subset_accuracies(subsets.weights)[1][:, 0] for sample in samples)
     return first, second
 
 
-def _least(first: np.ndarray, second: np.ndarray, tail: float) -> float:
-    """A gain of minima is the largest of min(first) - second, over all of the second that could be the lowest, so that
-    the level is divided by how many these are, too (as in `compare`)."""
-    lows, highs = np.quantile(second, [tail, 1 - tail], axis=0)
-    rivals = np.flatnonzero(lows <= highs.min())
-    gains = first.min(axis=1)[:, None] - second[:, rivals]
-    return float(np.quantile(gains, tail / len(rivals), axis=0).max())
+def _lower_bound(first: np.ndarray, second: np.ndarray, tail: float) -> float:
+    """Of min(first) - min(second), of draws [R, k] of one run each."""
+    once = np.ones((len(first), 1))
+    return gain_lower_bound(first[:, None], once, second[:, None], once, tail)
 
 
-def _cells(answers: Predictions, objective: str) -> tuple[Cells, Parts]:
-    cells = Cells.of(answers)
-    if objective == "worst-group":
-        return cells, cells.parts(cells.groups, answers.group_names)
-    return cells, cells.parts(cells.labels, answers.classes)
+def _cells(predictions: Predictions, objective: str) -> tuple[Cells, Subsets]:
+    cells = Cells.of(predictions)
+    return cells, cells.worst_of(predictions, "group" if objective == "worst-group" else "class")
 
 
 def _trial(step: str, option: Intervention, ours: Predictions, theirs: Predictions, objective: str, seed: int) -> Trial:
-    by = ("worst-class",) if ours.groups is None else ("worst-class", "worst-group")
-    found = [differences(ours, theirs, kind, seed) for kind in by]
-    gain = gained(ours, theirs, objective, seed)
-    return Trial(option, step, score(ours, objective), gain, found[0], found[1] if len(found) > 1 else {})
+    classes = accuracy_differences(ours, theirs, "worst-class", seed)
+    groups = {} if ours.groups is None else accuracy_differences(ours, theirs, "worst-group", seed)
+    gain = gain_estimate(ours, theirs, objective, seed)
+    return Trial(option, step, score(ours, objective), gain, classes, groups)
 
 
-def differences(ours: Predictions, theirs: Predictions, by: str, seed: int = 0) -> dict[str, Estimate]:
-    """In every class, or group: how much more is right, with a 95 % interval."""
-    cells, parts = _cells(ours, by)
-    correct = [answers.correct[:, None] for answers in (ours, theirs)]
-    first, second = resample(correct, cells.of_image, BRIEFLY, seed)
-    (value, drawn), (other, others) = first.parts(parts.shares), second.parts(parts.shares)
+def accuracy_differences(ours: Predictions, theirs: Predictions, objective: str, seed: int = 0) -> dict[str, Estimate]:
+    """The difference in accuracy in every class, or group, with a 95 % interval."""
+    cells, subsets = _cells(ours, objective)
+    correct = [predictions.correct[:, None] for predictions in (ours, theirs)]
+    first, second = resample(correct, cells.of_image, DISPLAY_RESAMPLES, seed)
+    (value, drawn), (other, others) = (sample.subset_accuracies(subsets.weights) for sample in (first, second))
     value, drawn = (value - other)[0], (drawn - others)[:, 0]
-    centre = ((first.centre - second.centre) @ parts.shares.T)[0]
+    centre = ((first.centre - second.centre) @ subsets.weights.T)[0]
     lows, highs = np.quantile(drawn + (value - centre), [TAIL, 1 - TAIL], axis=0)
-    every = zip(parts.names, value, lows, highs, parts.sizes.tolist(), strict=True)
+    rows = zip(subsets.names, value, lows, highs, subsets.sizes.tolist(), strict=True)
     how = "paired bootstrap over images"
-    return {name: Estimate(v, low, high, n, how, difference=True) for name, v, low, high, n in every}
+    return {name: Estimate(v, low, high, n, how, difference=True) for name, v, low, high, n in rows}
 
 
-def table(measured: Mapping[str, Any], console: Console) -> Table:
-    """Every part left out, and every quantile: what that does to each group, or class, of the validation data; where
-    these are many, or the console is too narrow for them, to the one that gains most and the one that loses most."""
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def search_table(measured: Mapping[str, Any], console: Console) -> Table:
+    """Every part removed and every quantile, with the change in each group, or class, of the validation data; if these
+    are too many for the console, only the largest gain and the largest loss."""
     trials = measured["trials"]
     kind = "groups" if trials and trials[0]["groups"] else "classes"
     cells = [*trials[0][kind]] if trials else []
     if len(cells) <= MOST_COLUMNS:
-        made = _table(measured, kind, cells)
-        if console.measure(made, options=console.options.update(max_width=ANY_WIDTH)).minimum <= console.width:
-            return made
+        wide = _table(measured, kind, cells)
+        if console.measure(wide, options=console.options.update(max_width=ANY_WIDTH)).minimum <= console.width:
+            return wide
     return _table(measured, kind, [])
 
 
@@ -295,23 +295,27 @@ def _table(measured: Mapping[str, Any], kind: str, shown: Sequence[str]) -> Tabl
     from rich.markup import escape
     from rich.table import Column, Table
 
-    what = WORDS[measured["objective"]]
+    label = OBJECTIVE_LABELS[measured["objective"]]
     caption = (
-        f"Differences in points, with 95 % intervals, to {100 * measured['before']:.1f} % of the {what} as trained; "
-        f"{measured['split']!r} data of {measured['data']}, n {measured['n']:,}."
+        f"Differences in points, with 95 % intervals, from {100 * measured['before']:.1f} % {label} as trained; "
+        f"split {measured['split']!r} of {measured['data']}, n = {measured['n']:,}."
     )
-    names = ["", what, "gain", *map(escape, shown or ["most gained", "most lost"])]
-    header = [Column(name, overflow="fold") for name in names]
-    made = Table(*header, box=None, pad_edge=False, caption=caption)
-    made.caption_justify = "left"
+    names = ["", _capitalize(label), "Gain", *map(escape, shown or ["Largest gain", "Largest loss"])]
+    table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False, caption=caption)
+    table.caption_justify = "left"
     for trial in measured["trials"]:
-        gain, by = Estimate(**trial["gain"]), {name: Estimate(**one) for name, one in trial[kind].items()}
-        order = sorted(by, key=lambda name: by[name].value, reverse=True)
-        named = [] if shown else [f"{escape(name)} {_points(by[name])}" for name in (order[0], order[-1])]
-        columns = named or [_points(by[name]) for name in shown]
-        made.add_row(escape(trial["step"]), f"{100 * trial['score']:.1f} %", _points(gain), *columns)
-    return made
+        gain = Estimate(**trial["gain"])
+        by_cell = {name: Estimate(**estimate) for name, estimate in trial[kind].items()}
+        order = sorted(by_cell, key=lambda name: by_cell[name].value, reverse=True)
+        extremes = [] if shown else [f"{escape(name)} {_points(by_cell[name])}" for name in (order[0], order[-1])]
+        columns = extremes or [_points(by_cell[name]) for name in shown]
+        table.add_row(escape(trial["step"]), f"{100 * trial['score']:.1f} %", _points(gain), *columns)
+    return table
 
 
 def _points(gain: Estimate) -> str:
     return f"{100 * gain.value:+.1f} {gain.interval}"
+
+
+def _capitalize(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,7 +1,7 @@
-"""Every where with every what: the grid that none of the papers has.
+"""Every selector (where) with every predictor (what), evaluated on the same images.
 
     grid = fill(Matrix(data, where=("attention:dinov2-s14-reg", "everything"), what=("crop-probe:dinov2-l14-reg",)))
 
-`words` are what a user says; a `where` shows something of every picture, in one of several `ways`; `whats` answer from
-it; `cells` are what comes of one pair, and the `grid` is all of them.
+`words` parses the specs of a user (KIND:ARGUMENT); `wheres` choose what is visible, in one of several `ways`; `whats`
+predict from it; a cell holds the result of one pair, and the grid all of them.
 """

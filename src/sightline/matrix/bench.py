@@ -1,4 +1,4 @@
-"""What all cells share: the data, decoded once; what was computed before, kept; and what to compute on."""
+"""What all cells of the matrix share: the decoded data, the cache of earlier computations, and the device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from torch import Tensor
 from ..config.matrix import Matrix
 from ..console.terminal import watched
 from ..data.batches import Batches
-from ..data.cache import Cache
-from ..data.cache import fingerprint as files_of
-from ..data.images import Canvas
+from ..data.cache import Cache, cache_fingerprint
+from ..data.images import Preprocess
 from ..data.rows import Rows, fingerprint
 from ..errors import UserError
 from ..training.checkpoint import load_tensors, save_tensors
@@ -27,14 +26,14 @@ FORMAT = 1
 Found = TypeVar("Found")
 
 
-class Bench:
+class MatrixContext:
     def __init__(self, config: Matrix, rows: Rows, device: torch.device):
         self.config, self.rows, self.device = config, rows, device
         self.folder: Path = config.cache or config.folder / "cache"
         self.data = fingerprint(rows)
-        asked = config.precision if config.precision != "auto" else {"cuda": "bf16"}.get(device.type, "fp32")
-        self.precision: Any = asked
-        self.bare = replace(rows, masks=None)  # decoded pictures are the same whatever masks there are
+        default_precision = {"cuda": "bf16"}.get(device.type, "fp32")
+        self.precision: Any = default_precision if config.precision == "auto" else config.precision
+        self.bare = replace(rows, masks=None)  # decoded images do not depend on the masks
         self._made: dict[Hashable, Any] = {}
 
     @property
@@ -46,14 +45,14 @@ class Bench:
         return f"{self.device.type} {self.precision}"
 
     def once(self, key: Hashable, make: Callable[[], Found]) -> Found:
-        """Made now, or found in memory."""
+        """Computed on the first call, then kept in memory."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     def kept(self, name: str, facts: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Made now, or found in a file; `facts` must say all that it depends on."""
-        path = self.folder / f"{name}-{short_print(f'{FORMAT} {facts}')}.safetensors"
+        """Read from the cache, or computed and cached; `facts` must name everything it depends on."""
+        path = self.folder / f"{name}-{short_hash(f'{FORMAT} {facts}')}.safetensors"
         if path.exists():
             return load_tensors(path)[0]
         made = make()
@@ -64,46 +63,46 @@ class Bench:
         save_tensors(path, made, {"rows": self.rows.name})
         return made
 
-    def files(self, canvas: Canvas) -> str:
-        """Changes with any picture's file, and with how it is brought to size."""
-        return self.once(("files", canvas), lambda: files_of(self.bare, canvas, self.every))
+    def files(self, preprocess: Preprocess) -> str:
+        """Fingerprint of the image files and their preprocessing."""
+        return self.once(("files", preprocess), lambda: cache_fingerprint(self.bare, preprocess, self.every))
 
-    def pictures(self, canvas: Canvas) -> Cache:
-        """All of them, decoded; on the GPU if they fit."""
+    def pictures(self, preprocess: Preprocess) -> Cache:
+        """All images, decoded; on the GPU if they fit."""
 
         def decoded() -> Cache:
-            cache = Cache.open(self.bare, canvas, self.folder, self.every, workers=max(1, self.config.workers))
+            cache = Cache.open(self.bare, preprocess, self.folder, self.every, workers=max(1, self.config.workers))
             return cache.to(self.device) if self.device.type == "cuda" else cache
 
-        return self.once(("pictures", canvas), decoded)
+        return self.once(("pictures", preprocess), decoded)
 
     @torch.no_grad()
     def over(
-        self, function: Callable[[Tensor, Tensor], Tensor], indices: np.ndarray, canvas: Canvas, *, exact: bool
+        self, function: Callable[[Tensor, Tensor], Tensor], indices: np.ndarray, preprocess: Preprocess, *, exact: bool
     ) -> Tensor:
-        """[n, ...] in the order of `indices`: what `function` makes of pictures and their numbers."""
+        """[n, ...] in the order of `indices`: `function` of every batch of images and their row indices."""
         cast = torch.autocast(self.device.type, torch.bfloat16, enabled=not exact and self.precision == "bf16")
         made, batch = [], self.config.batch
         batches = Batches(
-            self.bare, indices, canvas, batch, shuffle=False, seed=0, cache=self.pictures(canvas), masks=False
+            self.bare, indices, preprocess, batch, shuffle=False, seed=0, cache=self.pictures(preprocess), masks=False
         )
         with closing(batches), cast:
-            for some in watched(batches.epoch(0), len(batches)):
-                some = some.to(self.device)
-                made.append(function(some.images.float() / 255, some.indices))
+            for loaded in watched(batches.epoch(0), len(batches)):
+                loaded = loaded.to(self.device)
+                made.append(function(loaded.images.float() / 255, loaded.indices))
         return torch.cat(made).cpu()
 
-    def outlines(self, told: Rows, canvas: Canvas) -> Tensor:
-        """uint8 [rows, ⌈h·w / 8⌉]: the masks that these rows have, one bit per pixel."""
+    def outlines(self, told: Rows, preprocess: Preprocess) -> Tensor:
+        """uint8 [rows, ⌈h·w / 8⌉]: the masks of these rows, one bit per pixel."""
         workers = self.config.workers
-        batches = Batches(told, self.every, canvas, self.config.batch, shuffle=False, seed=0, workers=workers)
+        batches = Batches(told, self.every, preprocess, self.config.batch, shuffle=False, seed=0, workers=workers)
         packed = []
         with closing(batches):
-            for some in batches.epoch(0):
-                assert some.masks is not None
-                packed.append(np.packbits(some.masks.flatten(1).numpy(), axis=1))
+            for loaded in batches.epoch(0):
+                assert loaded.masks is not None
+                packed.append(np.packbits(loaded.masks.flatten(1).numpy(), axis=1))
         return torch.from_numpy(np.concatenate(packed))
 
 
-def short_print(facts: str) -> str:
+def short_hash(facts: str) -> str:
     return hashlib.sha256(facts.encode()).hexdigest()[:24]

@@ -1,4 +1,4 @@
-"""What came of each pair of a where and a what, as lines of a file."""
+"""Results of the pairs of a selector and a predictor, as lines of a JSON file."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from ..console.files import cannot_write
 from ..errors import UserError
 from ..metrics.estimates import Estimate, Metrics
-from .words import Word
+from .words import Spec
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One pair: figures on the test data, or the reason why there are none."""
+    """One pair: metrics on the test data, or the reason why there are none."""
 
-    where: Word
-    what: Word
-    key: str = ""  # of everything it depends on
-    data: str = ""  # their fingerprint; older files do not say it
-    truth: bool = False  # where to look is part of the data
-    published: str | None = None  # what this pairing is called in the literature
-    empty: str | None = None  # why
+    where: Spec
+    what: Spec
+    key: str = ""  # hash of everything it depends on
+    data: str = ""  # fingerprint; missing in older files
+    truth: bool = False  # the selector uses the data's own masks
+    published: str | None = None  # the name of this pair in the literature
+    empty: str | None = None  # the reason
     metrics: Metrics | None = None
     validation: float | None = None  # class-balanced accuracy
     way: str = ""
@@ -40,34 +40,33 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        """Its name, and what tells it from others that are called so."""
+        """Its name, and a hash that distinguishes cells of the same name."""
         return f"{self.where.file_name}--{self.what.file_name}-{self.key[:6]}"
 
     @property
     def figure(self) -> Estimate | None:
-        """The worst group; accuracy where there are no groups."""
+        """Worst-group accuracy; accuracy if there are no groups."""
         return None if self.metrics is None else self.metrics.worst_group or self.metrics.accuracy
 
     @property
-    def told_the_truth(self) -> bool:
+    def uses_true_masks(self) -> bool:
         """An upper bound, not a rival."""
-        return self.truth or str(self.where) == "masks:data"  # older files say no more than the word
+        return self.truth or str(self.where) == "masks:data"  # older files have only the spec
 
     def to_dict(self) -> dict[str, Any]:
-        said = {"where": str(self.where), "what": str(self.what)}
         metrics = None if self.metrics is None else self.metrics.to_dict()
-        return asdict(self) | said | {"metrics": metrics}
+        return asdict(self) | {"where": str(self.where), "what": str(self.what), "metrics": metrics}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Cell:
         read: dict[str, Any] = dict(values)
-        read |= {side: Word(*values[side].partition(":")[::2]) for side in ("where", "what")}
+        read |= {side: Spec(*values[side].partition(":")[::2]) for side in ("where", "what")}
         read["metrics"] = values["metrics"] and Metrics.from_dict(values["metrics"])
         return cls(**read)
 
 
 def read_cells(path: Path) -> dict[str, Cell]:
-    """Those that are filled, by key. A line that was cut off is left out: its cell is filled again."""
+    """Computed cells by key. A truncated line is skipped, and its cell computed again."""
     if not path.exists():
         return {}
     found = {}
@@ -86,7 +85,7 @@ def read_cells(path: Path) -> dict[str, Cell]:
 
 
 def add_cell(path: Path, cell: Cell) -> None:
-    """On a line of its own, also after one that was cut off."""
+    """Append a line, also after a truncated one."""
     try:
         whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
         with path.open("a", encoding="utf-8") as file:

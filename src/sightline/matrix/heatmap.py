@@ -1,4 +1,4 @@
-"""Pictures of the grid of every where with every what: a square for each pair, and how pairs scale."""
+"""Figures of the matrix: a heat map with a cell per pair, and the scaling curves."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from .scaling import Curve
 
 COLOURS = "viridis"
-WIDE, HIGH = 1.75, 0.8  # inches of a square
-AT_LEAST = (6.5, 3.2)  # inches of a picture: less has no room for title and labels
-SPAN = 1.0  # points between the ends of the colours, at least: equal figures have no span of their own
-GROWS = {"where": "where to look", "what": "what to make of it"}
+WIDE, HIGH = 1.75, 0.8  # inches of a cell
+AT_LEAST = (6.5, 3.2)  # inches of the figure: less has no room for title and labels
+SPAN = 1.0  # minimum range of the colours in points: equal values have no range of their own
+GROWS = {"where": "selector (where)", "what": "predictor (what)"}
 
 
 @dataclass(frozen=True)
 class Square:
-    """A figure, or the reason why there is none."""
+    """A value, or the reason why there is none."""
 
     figure: Estimate | None
-    called: str = ""  # what the literature calls this pair
+    published: str = ""  # the name of this pair in the literature
     best: bool = False
     empty: str = ""
 
@@ -34,7 +34,7 @@ class Square:
 def draw_heatmap(
     squares: Sequence[Sequence[Square]], rows: Sequence[str], columns: Sequence[str], title: str, path: Path
 ) -> None:
-    """Numbers in every square; empty ones are hatched, the best on validation data is framed."""
+    """Values in every cell; empty cells are hatched, the best on validation data is framed."""
     longest = min(3.0, 0.085 * max(map(len, rows)))
     size = (longest + WIDE * len(columns) + 1.2, HIGH * len(rows) + 1.5)
     figure = figure_class()(figsize=tuple(map(max, AT_LEAST, size)), layout="constrained")
@@ -50,9 +50,7 @@ def draw_heatmap(
     axes.set_yticks(range(len(rows)), [fill(name, 34) for name in rows], fontsize=8)
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.set_title(fill(title, round(12 * figure.get_figwidth())), fontsize=9)
-    axes.set_xlabel(
-        "framed: best on validation data, true masks aside; in italics: what the literature calls it", size=7
-    )
+    axes.set_xlabel("framed: best on validation data, excluding true masks; italics: name in the literature", size=7)
     for spine in axes.spines.values():
         spine.set_visible(False)
     if known:
@@ -72,15 +70,15 @@ def _square(axes: Any, x: int, y: int, square: Square, *, dark: bool) -> None:
         return
     colour, one = "white" if dark else "black", square.figure
     axes.text(x, y - 0.12, f"{100 * one.value:.1f}", ha="center", va="center", fontsize=12, color=colour)
-    below = f"[{100 * one.low:.1f}, {100 * one.high:.1f}]  n {one.n:,}"
+    below = f"[{100 * one.low:.1f}, {100 * one.high:.1f}]  n = {one.n:,}"
     axes.text(x, y + 0.17, below, ha="center", va="center", fontsize=6.5, color=colour)
-    axes.text(x, y + 0.37, square.called, ha="center", va="center", fontsize=6.5, style="italic", color=colour)
+    axes.text(x, y + 0.37, square.published, ha="center", va="center", fontsize=6.5, style="italic", color=colour)
     if square.best:
         axes.add_patch(Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, fill=False, edgecolor="red", linewidth=2.5))
 
 
 def draw_scaling(curves: Sequence[Curve], title: str, path: Path) -> None:
-    """The gain over the smallest model against parameters: as what looks grows, and as what answers grows (A²)."""
+    """Gain over the smallest model against parameters, as the selector grows and as the predictor grows (A²)."""
     sides = [side for side in GROWS if any(curve.grows == side for curve in curves)]
     figure = figure_class()(figsize=(5.2 * len(sides), 4.4), layout="constrained")
     for axes, side in zip(figure.subplots(1, len(sides), squeeze=False)[0], sides, strict=True):
@@ -93,11 +91,11 @@ def draw_scaling(curves: Sequence[Curve], title: str, path: Path) -> None:
             axes.errorbar(x, [100 * v for v, _, _ in gains], yerr=ends, marker="o", capsize=3, label=fill(label, 60))
             ticks |= {p.parameters: f"{p.name}\n{p.parameters / 1e6:.3g} M" for p in curve.points}
         axes.axhline(0, color="black", linewidth=0.8, linestyle=":")
-        axes.set(xscale="log", xlabel="parameters", ylabel="points above the smallest")
+        axes.set(xscale="log", xlabel="parameters", ylabel="gain over the smallest model, points")
         axes.minorticks_off()
         axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7)
         axes.margins(x=0.2)
-        axes.set_title(f"{GROWS[side]} grows", fontsize=9)
+        axes.set_title(f"size of the {GROWS[side]}", fontsize=9)
         axes.legend(fontsize=6.5)
     figure.suptitle(f"{title}; bars: 95 % intervals of paired differences", fontsize=9)
     figure.savefig(path, dpi=120)

@@ -1,4 +1,4 @@
-"""Ways to make a sight of what a where shows: patches, pixels, or crops."""
+"""Ways to turn a selector's output into a sight: patches, pixels, or crops."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch import Tensor, nn
 from ..config import A2
 from ..config.matrix import Matrix
 from ..errors import UserError
-from ..methods.a2 import Crops, plans
+from ..methods.a2 import CropPlan, parse_crop_sizes
 from ..sight import Look, Sight
-from ..what.zoom import Zoom, zoom_boxes
-from ..where.crops import greedy_crops, in_pixels
+from ..what.zoom import Zoom, zoom_windows
+from ..where.crops import greedy_crops, side_in_pixels
 
-Sees = Literal["mask", "crop"]  # all else is hidden, or cut off
-CLOSER = Zoom()
+Sees = Literal["mask", "crop"]  # the rest is hidden, or cropped away
+ZOOM = Zoom()
 
 
 @dataclass(frozen=True)
 class Way:
-    """One of them; where there are several, validation data choose."""
+    """One way; if there are several, validation accuracy selects."""
 
     sides: tuple[str, ...] = ()  # of crops
-    mass: float | None = None  # of a map: the patches that hold so much of it are kept
-    window: bool = False  # around what is visible, enlarged
+    mass: float | None = None  # keep the patches that hold this fraction of a map's mass
+    window: bool = False  # zoom into the window around the visible pixels
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.mass is not None:
             return f"patches with {100 * self.mass:g} % of the map"
         if self.sides:
@@ -40,63 +40,63 @@ class Way:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        return Crops(self.sides).numbers
+        return CropPlan(self.sides).side_values
 
 
 def crop_ways(config: Matrix) -> list[Way]:
-    """Every plan of crops that was asked for."""
-    ways = [Way(sides=sides) for sides, _ in plans(A2(config.data, crop=config.crop))]
+    """Every configured set of crops."""
+    ways = [Way(sides=sides) for sides, _ in parse_crop_sizes(A2(config.data, crop_size=config.crop_size))]
     if not ways:
-        raise UserError("--crop: name at least one side")
+        raise UserError("--crop-size: name at least one side")
     return ways
 
 
 def mass_ways(config: Matrix) -> list[Way]:
-    for mass in config.mass:
+    for mass in config.attention_mass:
         if not 0 < mass <= 1:
-            raise UserError(f"--mass {mass}: a share above 0, at most 1")
-    if not config.mass:
-        raise UserError("--mass: name at least one share")
-    return [Way(mass=mass) for mass in config.mass]
+            raise UserError(f"--attention-mass {mass}: must be above 0 and at most 1")
+    if not config.attention_mass:
+        raise UserError("--attention-mass: name at least one fraction")
+    return [Way(mass=mass) for mass in config.attention_mass]
 
 
-def most_of(maps: Tensor, mass: float) -> Tensor:
-    """bool [B, H, W]: the fewest cells that hold this share of each map, the first of equals."""
+def keep_mass(maps: Tensor, mass: float) -> Tensor:
+    """bool [B, H, W]: the fewest cells that hold this fraction of each map; the first of ties."""
     order = maps.flatten(1).double().sort(dim=1, descending=True, stable=True)
     before = order.values.cumsum(dim=1) - order.values
-    wanted = before < mass * order.values.sum(dim=1, keepdim=True) * (1 - 1e-6)  # maps are not exact
+    wanted = before < mass * order.values.sum(dim=1, keepdim=True) * (1 - 1e-6)  # tolerance for rounding errors
     wanted[:, 0] = True
     return torch.zeros_like(wanted).scatter(1, order.indices, wanted).view_as(maps)
 
 
-def showing(keep: Tensor, size: tuple[int, int]) -> Sight:
-    """Cells that need not divide a picture of this size evenly."""
+def sight_from_patches(keep: Tensor, size: tuple[int, int]) -> Sight:
+    """From kept cells, whose grid need not divide the image size evenly."""
     if all(length % cells == 0 for length, cells in zip(size, keep.shape[1:], strict=True)):
         return Sight(keep=keep)
     return Sight(keep_pixels=F.interpolate(keep[:, None].float(), size, mode="nearest")[:, 0] > 0)
 
 
 def crops_on(maps: Tensor, sides: Sequence[float], size: tuple[int, int]) -> Sight:
-    """A²'s: the squares of a picture of this size that hold most of the maps [B, H, W]."""
+    """A²'s greedy crops: the squares of an image of this size that hold most of the maps [B, H, W]."""
     pixels = maps.float()
     if pixels.shape[1:] != size:
         pixels = F.interpolate(pixels[:, None], size, mode="bilinear")[:, 0]
-    return Sight(boxes=greedy_crops(pixels, [in_pixels(side, size) for side in sides], full="repeat"))
+    return Sight(boxes=greedy_crops(pixels, [side_in_pixels(side, size) for side in sides], full="repeat"))
 
 
 def window_around(visible: Tensor) -> Tensor:
     """int64 [B, 1, 4]"""
-    return zoom_boxes(visible, margin=CLOSER.margin, smallest=CLOSER.smallest)[:, None]
+    return zoom_windows(visible, margin=ZOOM.margin, smallest=ZOOM.smallest)[:, None]
 
 
 def only_map(look: Look, images: Tensor) -> Tensor:
-    """[B, H, W]: of something that has one."""
+    """[B, H, W]: the map of a selector that has exactly one."""
     (found,) = look.maps(images).values()
     return found.float()
 
 
-class Most(nn.Module):
-    """Looks at the patches that hold this share of another's map."""
+class TopMass(nn.Module):
+    """Selects the patches that hold this fraction of another selector's map."""
 
     where: Look
 
@@ -105,7 +105,9 @@ class Most(nn.Module):
         self.where, self.mass = where, mass
 
     def look(self, images: Tensor) -> Sight:
-        return showing(most_of(only_map(self.where, images), self.mass), (images.shape[-2], images.shape[-1]))
+        return sight_from_patches(
+            keep_mass(only_map(self.where, images), self.mass), (images.shape[-2], images.shape[-1])
+        )
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return self.where.maps(images)

@@ -1,6 +1,6 @@
-"""Where to look: by a map, by masks, by crops that need neither, or everywhere.
+"""Selectors of the matrix: by a map, by masks, by fixed or random crops, or everything.
 
-A new kind is one line in `KINDS`: what opens it, given what was said after the colon.
+A new kind is one line in `KINDS`: the function that opens it, given its spec.
 """
 
 from __future__ import annotations
@@ -14,24 +14,34 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from ..data.cache import fingerprint as files_of
-from ..data.cache import unpacked
-from ..data.images import Canvas, open_file
+from ..data.cache import cache_fingerprint, unpack_masks
+from ..data.images import Preprocess, open_file
 from ..errors import UserError
 from ..load import load_as_trained
-from ..methods.a2 import Crops, check_crowds, check_layer, heads_of
-from ..methods.given_mask import from_anywhere, masks_there, saliency
+from ..methods.a2 import CropPlan, check_crops_fit, check_layer, parse_heads
+from ..methods.given_mask import absolute_mask_source, mask_loader, saliency
 from ..sight import Look, Sight
 from ..training.distributed import make_accelerator
 from ..vit.model import Input
-from ..vit.weights import HEAD, load_backbone, weights_sha256
+from ..vit.weights import HEAD_PREFIXES, load_backbone, weights_sha256
 from ..where.crops import CropSight
-from ..where.mask_files import look_print, write_masks
+from ..where.mask_files import saliency_fingerprint, write_masks
 from ..where.relevance import RelevanceSight
 from ..where.saliency import Found, TokenCut
-from .bench import Bench, short_print
-from .ways import Most, Sees, Way, crop_ways, crops_on, mass_ways, most_of, only_map, showing, window_around
-from .words import Word, attention_of
+from .bench import MatrixContext, short_hash
+from .ways import (
+    Sees,
+    TopMass,
+    Way,
+    crop_ways,
+    crops_on,
+    keep_mass,
+    mass_ways,
+    only_map,
+    sight_from_patches,
+    window_around,
+)
+from .words import Spec, parse_attention
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
@@ -40,43 +50,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Where:
-    """Shows something of every picture, and can make a sight of it in one way or several."""
+    """A selector: its output for every image, and the ways to turn that into a sight."""
 
-    word: Word
-    bench: Bench
-    identity: str  # changes with all that it depends on, but for the pictures
+    spec: Spec
+    context: MatrixContext
+    identity: str  # hash of everything it depends on except the images
     parameters: int | None = None
     note: str = ""
-    truth: bool = False  # what it shows is part of the data
+    truth: bool = False  # it uses the data's own masks
 
     def ways(self, sees: Sees) -> list[Way]:
         raise NotImplementedError
 
     def shown(self, expects: Input) -> Tensor | None:
-        """[rows, ...]: for pictures of this kind, kept; None where nothing need be."""
+        """The selector's output [rows, ...] for images of this input size, cached; None if it has none."""
         raise NotImplementedError
 
     def sight(self, way: Way, sees: Sees, images: Tensor, shown: Tensor | None, grid: tuple[int, int]) -> Sight:
-        """Of some pictures, and what is shown of them."""
+        """The sight of a batch of images, from the selector's output for them."""
         raise NotImplementedError
 
     def masks(self, way: Way, expects: Input) -> str | None:
-        """What `early-mask --masks` is to be told, to train with what is visible; None: all is."""
+        """The value of `early-mask --masks` for training on the visible pixels; None if everything is visible."""
         raise NotImplementedError
 
 
-def written(bench: Bench, look: nn.Module, expects: Input) -> Rows:
-    """The rows with masks of what it looks at."""
+def write_rows(context: MatrixContext, look: nn.Module, expects: Input) -> Rows:
+    """The rows with the selector's sight as masks, written to files."""
     return write_masks(
-        cast(Look, look), bench.rows, expects, bench.folder, make_accelerator(bench.config.device),
-        batch=bench.config.batch, workers=bench.config.workers,
+        cast(Look, look), context.rows, expects, context.folder, make_accelerator(context.config.device),
+        batch=context.config.batch, workers=context.config.workers,
     )  # fmt: skip
 
 
-def written_to(bench: Bench, look: nn.Module, expects: Input) -> str:
-    """The folder they are in."""
-    written(bench, look, expects)
-    return str(bench.folder.resolve() / look_print(look, Canvas.of(expects), bench.device))
+def write_masks_folder(context: MatrixContext, look: nn.Module, expects: Input) -> str:
+    """The folder of these masks."""
+    write_rows(context, look, expects)
+    return str(context.folder.resolve() / saliency_fingerprint(look, Preprocess.of(expects), context.device))
 
 
 # ---- by a map --------------------------------------------------------------------------------------------------------
@@ -84,53 +94,56 @@ def written_to(bench: Bench, look: nn.Module, expects: Input) -> str:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ByMap(Where):
-    """Something whose `maps` has one map, which weighs patches: they can be kept or not, or crops laid over them."""
+    """A selector with one map over patches: the patches with most of its mass are kept, or crops placed on them."""
 
     look: nn.Module
 
     def ways(self, sees: Sees) -> list[Way]:
-        return crop_ways(self.bench.config) if sees == "crop" else mass_ways(self.bench.config)
+        return crop_ways(self.context.config) if sees == "crop" else mass_ways(self.context.config)
 
     def shown(self, expects: Input) -> Tensor:
-        bench, canvas = self.bench, Canvas.of(expects)
+        context, preprocess = self.context, Preprocess.of(expects)
 
         def computed() -> dict[str, Tensor]:
-            look = cast(Look, self.look.to(bench.device).eval())
-            maps = bench.over(lambda images, _: only_map(look, images), bench.every, canvas, exact=True)
+            look = cast(Look, self.look.to(context.device).eval())
+            maps = context.over(lambda images, _: only_map(look, images), context.every, preprocess, exact=True)
             return {"maps": maps}
 
         def found() -> Tensor:
-            facts = f"{bench.files(canvas)} {self.identity} {bench.device.type}"
-            return bench.kept("maps", facts, computed)["maps"].to(bench.device)
+            facts = f"{context.files(preprocess)} {self.identity} {context.device.type}"
+            return context.kept("maps", facts, computed)["maps"].to(context.device)
 
-        return bench.once(("maps", self.identity, canvas), found)
+        return context.once(("maps", self.identity, preprocess), found)
 
     def sight(self, way: Way, sees: Sees, images: Tensor, shown: Tensor | None, grid: tuple[int, int]) -> Sight:  # noqa: ARG002
         assert shown is not None
         size = (images.shape[-2], images.shape[-1])
-        return crops_on(shown, way.numbers, size) if way.mass is None else showing(most_of(shown, way.mass), size)
+        if way.mass is None:
+            return crops_on(shown, way.numbers, size)
+        return sight_from_patches(keep_mass(shown, way.mass), size)
 
     def masks(self, way: Way, expects: Input) -> str:
         assert way.mass is not None
-        return written_to(self.bench, Most(cast(Look, self.look), way.mass), expects)
+        return write_masks_folder(self.context, TopMass(cast(Look, self.look), way.mass), expects)
 
 
-def attention(word: Word, bench: Bench) -> Where:
-    name, layer, heads = attention_of(word.of)
-    vit = load_backbone(name, classes=0, seed=bench.config.seed)
+def attention(spec: Spec, context: MatrixContext) -> Where:
+    name, layer, heads = parse_attention(spec.of)
+    vit = load_backbone(name, classes=0, seed=context.config.seed)
     check_layer(name, vit.config, layer)
-    return by_map(word, bench, CropSight(vit, layer=layer, heads=heads_of(heads, vit.config)))
+    return by_map(spec, context, CropSight(vit, layer=layer, heads=parse_heads(heads, vit.config)))
 
 
-def relevance(word: Word, bench: Bench) -> Where:
-    """Where the answer of a run that sees everything comes from."""
+def relevance(spec: Spec, context: MatrixContext) -> Where:
+    """Relevance of the prediction of a run that sees everything."""
+    model = load_as_trained(spec.of)
+    return by_map(
+        spec, context, RelevanceSight(cast(nn.Module, model.method)), other_data_note("it was", model, context)
+    )
 
-    model = load_as_trained(word.of)
-    return by_map(word, bench, RelevanceSight(cast(nn.Module, model.method)), learnt_elsewhere("it was", model, bench))
 
-
-def by_map(word: Word, bench: Bench, look: nn.Module, note: str = "") -> ByMap:
-    return ByMap(word, bench, module_print(look), count(look), note, look=look)
+def by_map(spec: Spec, context: MatrixContext, look: nn.Module, note: str = "") -> ByMap:
+    return ByMap(spec, context, module_fingerprint(look), count_parameters(look), note, look=look)
 
 
 # ---- by masks --------------------------------------------------------------------------------------------------------
@@ -138,122 +151,124 @@ def by_map(word: Word, bench: Bench, look: nn.Module, note: str = "") -> ByMap:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ByMasks(Where):
-    """Pixels are visible or not: they can be seen where they are, or enlarged; or crops laid over them."""
+    """A selector of pixels: they are kept where they are, zoomed into, or crops are placed on them."""
 
-    told: Callable[[Input], Rows]  # the rows with masks
-    training: Callable[[Input], str]  # what `early-mask --masks` is told
+    with_masks: Callable[[Input], Rows]  # the rows with masks
+    training: Callable[[Input], str]  # the value of `early-mask --masks`
 
     def ways(self, sees: Sees) -> list[Way]:
-        crops = crop_ways(self.bench.config) if sees == "crop" else [Way()]
+        crops = crop_ways(self.context.config) if sees == "crop" else [Way()]
         return [*crops, Way(window=True)]
 
     def shown(self, expects: Input) -> Tensor:
-        bench, canvas = self.bench, Canvas.of(expects)
+        context, preprocess = self.context, Preprocess.of(expects)
 
         def found() -> Tensor:
-            told = self.told(expects)
-            facts = files_of(told, canvas, bench.every)
-            return bench.kept("masks", facts, lambda: {"bits": bench.outlines(told, canvas)})["bits"].to(bench.device)
+            rows = self.with_masks(expects)
+            facts = cache_fingerprint(rows, preprocess, context.every)
+            packed = context.kept("masks", facts, lambda: {"bits": context.outlines(rows, preprocess)})
+            return packed["bits"].to(context.device)
 
-        return bench.once(("masks", self.identity, canvas), found)
+        return context.once(("masks", self.identity, preprocess), found)
 
     def sight(self, way: Way, sees: Sees, images: Tensor, shown: Tensor | None, grid: tuple[int, int]) -> Sight:
         assert shown is not None
         size = (images.shape[-2], images.shape[-1])
-        visible = unpacked(shown, size)
+        visible = unpack_masks(shown, size)
         if sees == "mask":
             return Sight.of_pixels(visible, grid)
         return Sight(boxes=window_around(visible)) if way.window else crops_on(visible, way.numbers, size)
 
-    def masks(self, way: Way, expects: Input) -> str:  # noqa: ARG002 (to be enlarged or not, they are the same)
+    def masks(self, way: Way, expects: Input) -> str:  # noqa: ARG002 (the same with and without zoom)
         return self.training(expects)
 
 
-def given(word: Word, bench: Bench) -> Where:
-    """Masks that are there: the data's own, or in a folder."""
-    told = masks_there(word.of)(bench.rows)
-    said = masks_print(told)
-    truth = said == bench.once("masks of the data", lambda: masks_print(bench.rows))
-    return ByMasks(word, bench, said, truth=truth, told=lambda _: told, training=lambda _: from_anywhere(word.of))
+def given_masks(spec: Spec, context: MatrixContext) -> Where:
+    """Existing masks: the data's own, or those in a folder."""
+    rows = mask_loader(spec.of)(context.rows)
+    identity = masks_fingerprint(rows)
+    truth = identity == context.once("masks of the data", lambda: masks_fingerprint(context.rows))
+    source = absolute_mask_source(spec.of)
+    return ByMasks(spec, context, identity, truth=truth, with_masks=lambda _: rows, training=lambda _: source)
 
 
-def masks_print(told: Rows) -> str:
-    """Changes with what is in the masks' files, and with nothing else: they may lie, or be called, otherwise."""
+def masks_fingerprint(rows: Rows) -> str:
+    """Of the content of the mask files, whatever their names and folders."""
     digest = hashlib.sha256()
-    for mask in told.masks or ():
+    for mask in rows.masks or ():
         try:
-            file = open_file(told.root, mask)
+            file = open_file(rows.root, mask)
             content = file.read_bytes() if isinstance(file, Path) else file.read()
         except (OSError, UserError):
-            content = b""  # to be complained of when it is needed
+            content = b""  # reported when the mask is needed
         digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
 
 
-def salient(word: Word, bench: Bench) -> Where:
-    """Masks that a saliency method makes."""
-    look = saliency(str(word), bench.config.seed)
+def saliency_masks(spec: Spec, context: MatrixContext) -> Where:
+    """Masks created by a saliency method."""
+    look = saliency(str(spec), context.config.seed)
     assert isinstance(look, nn.Module)
-    identity = getattr(look, "sha256", None) or module_print(look)
-    own = look.vit.config.input if isinstance(look, (Found, TokenCut)) else None  # what it was made for
+    identity = getattr(look, "sha256", None) or module_fingerprint(look)
+    own = look.vit.config.input if isinstance(look, (Found, TokenCut)) else None  # the input size it was made for
     return ByMasks(
-        word, bench, identity, count(look) or None,
-        told=lambda expects: written(bench, look, own or expects),
-        training=lambda expects: written_to(bench, look, own or expects),
+        spec, context, identity, count_parameters(look) or None,
+        with_masks=lambda expects: write_rows(context, look, own or expects),
+        training=lambda expects: write_masks_folder(context, look, own or expects),
     )  # fmt: skip
 
 
-def parts(word: Word, bench: Bench) -> Where:
-    """The parts that a run discovered, all of them, as it was trained."""
-
-    model = load_as_trained(word.of)
+def parts(spec: Spec, context: MatrixContext) -> Where:
+    """All discovered parts of a run, without its intervention."""
+    model = load_as_trained(spec.of)
     look = model.method
     if not look.part_count:
-        raise UserError(f"{word.of}: a run of {model.run.facts['method']!r} discovers no parts; train ifam")
-    return ByMasks(  # it sees pictures as it did in training, whoever answers
-        word, bench, module_print(look), count(look.where), learnt_elsewhere("its parts were", model, bench),
-        told=lambda _: written(bench, look, model.expects),
-        training=lambda _: written_to(bench, look, model.expects),
+        raise UserError(f"{spec.of}: a run of {model.run.facts['method']!r} has no discovered parts; train ifam")
+    return ByMasks(  # at the run's own input size, whatever the predictor's
+        spec, context, module_fingerprint(look), count_parameters(cast(nn.Module, look.where)),
+        other_data_note("its parts were", model, context),
+        with_masks=lambda _: write_rows(context, look, model.expects),
+        training=lambda _: write_masks_folder(context, look, model.expects),
     )  # fmt: skip
 
 
-# ---- by neither ------------------------------------------------------------------------------------------------------
+# ---- by crops, and everything ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ByCrops(Where):
-    """Crops from the centre, or by chance; what hides can hide all around them."""
+    """Centre crops or random crops; a masking predictor hides everything around them."""
 
     seed: int | None
 
     def ways(self, sees: Sees) -> list[Way]:  # noqa: ARG002
-        found = crop_ways(self.bench.config)
+        found = crop_ways(self.context.config)
         if self.seed is not None:
             return found
         alone = [way for way in found if len(way.sides) == 1]
         if not alone:
-            raise UserError("--crop: there is only one crop in the centre; name a single side, too")
+            raise UserError("--crop-size: `centre` takes a single crop; name at least one single side, such as 2/7")
         return alone
 
     def shown(self, expects: Input) -> None:
         pass
 
-    def looking(self, way: Way) -> nn.Module:
-        return Crops(way.sides, seed=self.seed).sight(None)
+    def crop_selector(self, way: Way) -> nn.Module:
+        return CropPlan(way.sides, seed=self.seed).selector(None)
 
     def sight(self, way: Way, sees: Sees, images: Tensor, shown: Tensor | None, grid: tuple[int, int]) -> Sight:  # noqa: ARG002
-        return cast(Look, self.looking(way)).look(images)
+        return cast(Look, self.crop_selector(way)).look(images)
 
     def masks(self, way: Way, expects: Input) -> str:
-        return written_to(self.bench, self.looking(way), expects)
+        return write_masks_folder(self.context, self.crop_selector(way), expects)
 
 
-def centre(word: Word, bench: Bench) -> Where:
-    return ByCrops(word, bench, "centre", seed=None)
+def centre(spec: Spec, context: MatrixContext) -> Where:
+    return ByCrops(spec, context, "centre", seed=None)
 
 
-def random(word: Word, bench: Bench) -> Where:
-    return ByCrops(word, bench, f"random {bench.config.seed}", seed=bench.config.seed)
+def random(spec: Spec, context: MatrixContext) -> Where:
+    return ByCrops(spec, context, f"random {context.config.seed}", seed=context.config.seed)
 
 
 class Everywhere(Where):
@@ -273,39 +288,41 @@ class Everywhere(Where):
         pass
 
 
-def everything(word: Word, bench: Bench) -> Where:
-    return Everywhere(word, bench, "everything")
+def everything(spec: Spec, context: MatrixContext) -> Where:
+    return Everywhere(spec, context, "everything")
 
 
-KINDS: dict[str, Callable[[Word, Bench], Where]] = {
+KINDS: dict[str, Callable[[Spec, MatrixContext], Where]] = {
     "attention": attention,
     "relevance": relevance,
     "parts": parts,
-    "masks": given,
-    "found": salient,
-    "tokencut": salient,
-    "u2net": salient,
+    "masks": given_masks,
+    "found": saliency_masks,
+    "tokencut": saliency_masks,
+    "u2net": saliency_masks,
     "centre": centre,
     "random": random,
     "everything": everything,
 }
 
 
-def learnt_elsewhere(what: str, model: Model, bench: Bench) -> str:
-    """A note, where a run was trained on other data than these."""
+def other_data_note(what: str, model: Model, context: MatrixContext) -> str:
+    """A note if the run was trained on other data than these."""
     data = model.run.facts["data"]
-    return "" if data["fingerprint"] == bench.data else f"{what} learnt on other data, {data['name']}"
+    return "" if data["fingerprint"] == context.data else f"{what} trained on other data, {data['name']}"
 
 
-def fitting(ways: list[Way], size: tuple[int, int]) -> list[Way]:
+def check_crops(ways: list[Way], size: tuple[int, int]) -> list[Way]:
     for way in ways:
-        check_crowds(Crops(way.sides or ("1",)), size)
+        check_crops_fit(CropPlan(way.sides or ("1",)), size)
     return ways
 
 
-def module_print(module: nn.Module) -> str:
-    return short_print(f"{module!r} {weights_sha256(module)}")
+def module_fingerprint(module: nn.Module) -> str:
+    return short_hash(f"{module!r} {weights_sha256(module)}")
 
 
-def count(module: nn.Module) -> int:
-    return sum(p.numel() for name, p in module.named_parameters() if not name.split("vit.")[-1].startswith(HEAD))
+def count_parameters(module: nn.Module) -> int:
+    return sum(
+        p.numel() for name, p in module.named_parameters() if not name.split("vit.")[-1].startswith(HEAD_PREFIXES)
+    )

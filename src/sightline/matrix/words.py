@@ -1,4 +1,4 @@
-"""What a user says of a cell: one word for where to look, one for what to make of it."""
+"""Specs of selectors and predictors, KIND or KIND:ARGUMENT, and the pairs that are published methods."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ..errors import UserError
 
-ALONE = ("centre", "random", "everything")  # need nothing after a colon
+WITHOUT_ARGUMENT = ("centre", "random", "everything")  # need nothing after a colon
 WHATS = (
     "mask-probe", "crop-probe", "mask-dfr", "crop-dfr", "mask-zero-shot", "crop-zero-shot", "fine-tune",
 )  # fmt: skip
 
-# The pairings that somebody has published, and how they are called.
+# Published pairs, by their names in the literature.
 PUBLISHED = {
     ("attention", "crop-probe"): "A²",
     ("attention", "crop-dfr"): "A² with DFR",
@@ -31,8 +31,8 @@ PUBLISHED = {
 
 
 @dataclass(frozen=True)
-class Word:
-    """`kind:of`, as it was said."""
+class Spec:
+    """`kind:of`, as given on the command line."""
 
     kind: str
     of: str = ""
@@ -42,7 +42,7 @@ class Word:
 
     @property
     def short(self) -> str:
-        """For tables: of files and folders, the last two names."""
+        """For tables: of a path, the last two components."""
         of = "/".join(Path(self.of).parts[-2:]).removesuffix("/backbone.safetensors").removesuffix(".safetensors")
         return f"{self.kind}:{of}" if self.of else self.kind
 
@@ -51,28 +51,28 @@ class Word:
         return re.sub(r"[^\w.+-]+", "-", self.short).strip("-.")
 
 
-def read_words(said: Collection[str], kinds: Collection[str], flag: str) -> list[Word]:
-    """Each once, in the order they were said in; what cannot be meant is refused."""
-    if not said:
+def parse_specs(texts: Collection[str], kinds: Collection[str], flag: str) -> list[Spec]:
+    """Each spec once, in the given order."""
+    if not texts:
         raise UserError(f"--{flag}: name at least one, such as {next(iter(kinds))}:BACKBONE")
-    words = []
-    for text in dict.fromkeys(said):
+    specs = []
+    for text in dict.fromkeys(texts):
         kind, _, of = text.partition(":")
         if kind not in kinds:
-            raise UserError(f"--{flag} {text}: there is no {kind!r}; choose among {', '.join(kinds)}")
-        if bool(of) == (kind in ALONE):
-            said_so = f"say {kind}:WHICH" if kind not in ALONE else f"say {kind} and no more"
-            raise UserError(f"--{flag} {text}: {said_so}")
-        words.append(Word(kind, of))
-    return words
+            raise UserError(f"--{flag} {text}: unknown kind {kind!r}; choose among {', '.join(kinds)}")
+        if bool(of) == (kind in WITHOUT_ARGUMENT):
+            expected = f"{kind} takes no argument" if of else f"{kind} needs an argument: {kind}:ARGUMENT"
+            raise UserError(f"--{flag} {text}: {expected}")
+        specs.append(Spec(kind, of))
+    return specs
 
 
-def attention_of(text: str) -> tuple[str, int, str]:
-    """BACKBONE[:LAYER[:HEADS]]; a backbone's name may have a colon of its own.
+def parse_attention(text: str) -> tuple[str, int, str]:
+    """Parse BACKBONE[:LAYER[:HEADS]]; the name of a backbone may contain a colon.
 
-    >>> attention_of("random:nano"), attention_of("random:nano:-2"), attention_of("dino-s16:5:max")
+    >>> parse_attention("random:nano"), parse_attention("random:nano:-2"), parse_attention("dino-s16:5:max")
     (('random:nano', -1, 'mean'), ('random:nano', -2, 'mean'), ('dino-s16', 5, 'max'))
     """
     found = re.fullmatch(r"(.+?)(?::(-?\d+)(?::(\w+))?)?", text)
-    assert found is not None, "something is always said after the colon"
+    assert found is not None, "there is always an argument after the colon"
     return found[1], int(found[2] or -1), found[3] or "mean"

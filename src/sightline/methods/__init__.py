@@ -1,8 +1,13 @@
-"""Methods: a *where*, a *what*, and how they are put together and trained. One file each, and one line in this table."""
+"""Methods: a selector (*where*), a predictor (*what*), and how they are trained. One file each, and one line in the
+table.
+
+docs/add-a-method.md shows how to add one.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,13 +17,14 @@ from ..config import Pretrain, Train
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a method is: its flags, and the file with `make_NAME` and `build_NAME`."""
+    """A method's configuration, and the module with its `make_NAME` and `build_NAME`."""
 
     config: type[Train]
     module: str
-    """A file in this folder, or the full name of a module elsewhere (`my_package.my_method`). In it, `make_NAME`
-    makes the method for a dataset, trained already unless it trains in the loop, and `build_NAME` makes one to load
-    weights into, from the ViT's configuration, the method's own, and what run.json says."""
+    """A file in this folder, or the full name of a module elsewhere (`my_package.my_method`). Its `make_NAME(config,
+    rows, run, accelerator)` returns the method for a dataset and its input format; the method is a `Trainable`, or
+    trained already. Its `build_NAME(vit_config, config, facts)` returns a method to load weights into, from the ViT's
+    configuration, the method's own, and the facts in run.json. Hyphens of NAME become underscores."""
     command: str = "train"
 
     @property
@@ -27,7 +33,7 @@ class Entry:
         return (self.config.__doc__ or "").strip().splitlines()[0]
 
 
-# The command line, the list in the documentation and the tests that hold for all methods are made from this.
+# The command line, the table in the documentation and the tests of all methods are generated from this.
 METHODS: dict[str, Entry] = {
     "ifam": Entry(config.Ifam, "ifam"),
     "pdiscoformer": Entry(config.Pdiscoformer, "pdiscoformer"),
@@ -60,19 +66,22 @@ METHODS: dict[str, Entry] = {
 
 
 def trainable_methods() -> dict[str, Entry]:
-    """Those of `sightline train`."""
+    """The methods of `sightline train`."""
     return {name: entry for name, entry in METHODS.items() if entry.command == "train"}
 
 
 def maker_of(name: str) -> Callable:
+    """`make_NAME` of a method."""
     return _function("make", name)
 
 
 def builder_of(name: str) -> Callable:
+    """`build_NAME` of a method."""
     return _function("build", name)
 
 
 def _function(verb: str, name: str) -> Callable:
     module = METHODS[name].module
-    found = importlib.import_module(module) if "." in module else importlib.import_module(f".{module}", __name__)
-    return getattr(found, f"{verb}_{name.replace('-', '_')}")
+    here = "." not in module and importlib.util.find_spec(f".{module}", __name__) is not None
+    imported = importlib.import_module(f".{module}", __name__) if here else importlib.import_module(module)
+    return getattr(imported, f"{verb}_{name.replace('-', '_')}")

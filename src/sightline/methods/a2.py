@@ -1,11 +1,11 @@
-"""A²: a small ViT's attention chooses crops, a large frozen one embeds them, logistic regression answers.
+"""A²: a small ViT's attention selects crops, a large frozen ViT embeds them, and logistic regression predicts.
 
-Centre and random crops, its controls, differ only in where they look.
+Its controls, centre and random crops, differ only in where they look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
@@ -17,13 +17,13 @@ from ..errors import UserError
 from ..sight import Look
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import load_backbone
-from ..what.features import kept_features
+from ..what.features import cached_features
 from ..what.probe import BoxProbe
 from ..where.attention import AGGREGATES, Heads
-from ..where.crops import CentreSight, CropSight, RandomSight, in_pixels
+from ..where.crops import CentreSight, CropSight, RandomSight, side_in_pixels, vit_input_size
 from .base import open_backbone, record_backbone, record_selector, recorded_selector
 from .pair import Pair
-from .probe import Fit, Fitted, fit_probe, keep_fitted, seen_at_once, set_head
+from .probe import Fit, FittedProbe, fit_probe, save_fitted, set_head
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -33,61 +33,72 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Crops:
-    """Where to look; the validation data may choose among several."""
+class CropPlan:
+    """One way to select crops; among several, the validation data decide."""
 
-    sides: tuple[str, ...]  # as they were said: shares of the picture's side, or pixels
-    layer: int | None = None  # of the attention that chooses, where it does
+    sides: tuple[str, ...]  # as configured: fractions of the image's shorter side, or pixels
+    layer: int | None = None  # block of the attention map, for attention crops
     heads: Heads | None = None
-    seed: int | None = None  # of chance, where that chooses
+    seed: int | None = None  # for random crops
+
+    @classmethod
+    def recorded(cls, facts: dict[str, Any]) -> CropPlan:
+        """As run.json has it."""
+        return cls(tuple(facts["sides"]), facts["layer"], facts["heads"], facts["seed"])
 
     @property
-    def numbers(self) -> tuple[float, ...]:
+    def side_values(self) -> tuple[float, ...]:
         return tuple(float(Fraction(side)) for side in self.sides)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         attention = "" if self.layer is None else f", block {self.layer}, heads {self.heads}"
         return f"crops {'+'.join(self.sides)}{attention}"
 
-    def first(self, count: int) -> Crops:
+    def first(self, count: int) -> CropPlan:
+        """The same plan with the first `count` crops only."""
         return replace(self, sides=self.sides[:count])
 
     @property
     def export_graph(self) -> str:
-        """Crops at random are drawn from a hash of each image, which no graph computes."""
+        """Random crops depend on a hash of each image, which no graph computes."""
         return "crops" if self.layer is not None or self.seed is None else ""
 
-    def sight(self, vit: ViT | None) -> nn.Module:
-        """What looks there; `vit` is the one that attends."""
+    def selector(self, vit: ViT | None) -> nn.Module:
+        """The selector of these crops; `vit` computes the attention."""
         if vit is not None:
             assert self.layer is not None
             assert self.heads is not None
-            return CropSight(vit, self.numbers, self.layer, self.heads)
-        return CentreSight(self.numbers[0]) if self.seed is None else RandomSight(self.numbers, self.seed)
+            return CropSight(vit, self.side_values, self.layer, self.heads)
+        return CentreSight(self.side_values[0]) if self.seed is None else RandomSight(self.side_values, self.seed)
 
 
-# ---- what is asked for -----------------------------------------------------------------------------------------------
+PlanWithCounts = tuple[CropPlan, tuple[int, ...]]  # a plan with the most crops, and the numbers of crops to try
 
 
-def plans(config: CentreCrop) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-    """Sides of as many crops as are ever wanted, and which numbers of them are."""
-    found, asked = [], config.crops if isinstance(config, RandomCrop) else ()
-    for plan in config.crop:
-        sides = tuple(plan.split("+"))
-        if not all(map(is_side, sides)):
-            raise UserError(f"--crop {plan}: a side is a share of the picture's (0.5, 2/7) or pixels (64, or 64+32)")
+# ---- flags -----------------------------------------------------------------------------------------------------------
+
+
+def parse_crop_sizes(config: CentreCrop) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """For each `--crop-size`: the sides of the largest number of crops, and the numbers of crops to try."""
+    parsed, given = [], config.crop_count if isinstance(config, RandomCrop) else ()
+    for text in config.crop_size:
+        sides = tuple(text.split("+"))
+        if not all(map(is_crop_side, sides)):
+            raise UserError(
+                f"--crop-size {text}: a side is a fraction of the image's (0.5, 2/7) or pixels (64, or 64+32)"
+            )
         if len(sides) > 1 and not isinstance(config, RandomCrop):
-            raise UserError(f"--crop {plan}: there is only one crop in the centre; give one side")
-        if asked and min(asked) < 1:
-            raise UserError(f"--crops {min(asked)}: must be at least 1")
-        counts = asked or (len(sides),)
-        endless = sides + max(counts) * sides[-1:]
-        found.append((endless[: max(counts)], counts))
-    return found
+            raise UserError(f"--crop-size {text}: there is only one centre crop; give one side")
+        if given and min(given) < 1:
+            raise UserError(f"--crop-count {min(given)}: must be at least 1")
+        counts = given or (len(sides),)
+        extended = sides + max(counts) * sides[-1:]
+        parsed.append((extended[: max(counts)], counts))
+    return parsed
 
 
-def is_side(text: str) -> bool:
+def is_crop_side(text: str) -> bool:
     try:
         side = Fraction(text)
     except (ValueError, ZeroDivisionError):
@@ -95,7 +106,7 @@ def is_side(text: str) -> bool:
     return 0 < side <= 1 or (side > 1 and side.denominator == 1)
 
 
-def heads_of(text: str, config: ViTConfig) -> Heads:
+def parse_heads(text: str, config: ViTConfig) -> Heads:
     if text in AGGREGATES:
         return cast(Heads, text)
     if text.isdecimal() and int(text) < config.heads:
@@ -108,43 +119,44 @@ def check_layer(name: str, config: ViTConfig, layer: int) -> None:
         raise UserError(f"--layer {layer}: {name} has {config.depth} blocks, 0 to {config.depth - 1}")
 
 
-def crowded(crops: Crops, size: tuple[int, int]) -> str | None:
-    """Why crops never fit into the picture. Where they merely may not, the one before is taken once more."""
-    pixels = sorted(in_pixels(side, size) for side in crops.numbers)
+def overlap_problem(plan: CropPlan, size: tuple[int, int]) -> str | None:
+    """Why the crops can never fit into the image. Where they merely may not, the previous crop is repeated."""
+    pixels, flag = (
+        sorted(side_in_pixels(side, size) for side in plan.side_values),
+        f"--crop-size {'+'.join(plan.sides)}",
+    )
     if pixels[-1] > min(size):
-        return f"--crop {'+'.join(crops.sides)}: larger than the picture, {min(size)} pixels"
+        return f"{flag}: larger than the image, {min(size)} pixels"
     if sum(pixels[-2:]) > max(size) and len(pixels) > 1:
-        return f"--crop {'+'.join(crops.sides)}: two of {pixels[-2]} and {pixels[-1]} pixels would overlap"
+        return f"{flag}: two crops of {pixels[-2]} and {pixels[-1]} pixels would overlap"
     return None
 
 
-def check_crowds(crops: Crops, size: tuple[int, int]) -> None:
-    if complaint := crowded(crops, size):
-        raise UserError(f"{complaint}; name smaller sides{', or fewer of them' if len(crops.sides) > 1 else ''}")
+def check_crops_fit(plan: CropPlan, size: tuple[int, int]) -> None:
+    if problem := overlap_problem(plan, size):
+        raise UserError(f"{problem}; give smaller sides{', or fewer of them' if len(plan.sides) > 1 else ''}")
 
 
-def those_that_fit(
-    todo: list[tuple[Crops, tuple[int, ...]]], size: tuple[int, int]
-) -> tuple[list[tuple[Crops, tuple[int, ...]]], list[str]]:
-    """Of the crops and their numbers those that fit into the picture; and why others do not."""
-    several = [crops.first(count) for crops, counts in todo for count in counts]
-    complaints = {crops: complaint for crops in several if (complaint := crowded(crops, size))}
-    found = [(crops, tuple(n for n in counts if crops.first(n) not in complaints)) for crops, counts in todo]
-    found = [(crops.first(max(counts)), counts) for crops, counts in found if counts]
-    if not found:
-        check_crowds(several[0], size)
-    return found, list(dict.fromkeys(complaints.values()))
+def crops_that_fit(plans: Sequence[PlanWithCounts], size: tuple[int, int]) -> tuple[list[PlanWithCounts], list[str]]:
+    """The plans and counts whose crops fit into the image, and why the others do not."""
+    every = [plan.first(count) for plan, counts in plans for count in counts]
+    problems = {plan: problem for plan in every if (problem := overlap_problem(plan, size))}
+    fitting = [(plan, tuple(n for n in counts if plan.first(n) not in problems)) for plan, counts in plans]
+    fitting = [(plan.first(max(counts)), counts) for plan, counts in fitting if counts]
+    if not fitting:
+        check_crops_fit(every[0], size)
+    return fitting, list(dict.fromkeys(problems.values()))
 
 
 # ---- making ----------------------------------------------------------------------------------------------------------
 
 
 def make_centre_crop(config: CentreCrop, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    return make(config, [Crops(())], None, rows, run, accelerator)
+    return make_crop_probe(config, [CropPlan(())], None, rows, run, accelerator)
 
 
 def make_random_crop(config: RandomCrop, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    return make(config, [Crops((), seed=config.seed)], None, rows, run, accelerator)
+    return make_crop_probe(config, [CropPlan((), seed=config.seed)], None, rows, run, accelerator)
 
 
 def make_a2(
@@ -154,71 +166,74 @@ def make_a2(
     vit = load_backbone(name, classes=0, seed=config.seed)
     for layer in config.layer:
         check_layer(name, vit.config, layer)
-    looks = [Crops((), layer, heads_of(heads, vit.config)) for layer in config.layer for heads in config.heads]
-    return make(config, looks, vit, rows, run, accelerator, fit)
+    plans = [CropPlan((), layer, parse_heads(heads, vit.config)) for layer in config.layer for heads in config.heads]
+    return make_crop_probe(config, plans, vit, rows, run, accelerator, fit)
 
 
-def make(
-    config: CentreCrop, looks: list[Crops], where: ViT | None, rows: Rows, run: Run, accelerator: Accelerator,
+def make_crop_probe(
+    config: CentreCrop, plans: list[CropPlan], where: ViT | None, rows: Rows, run: Run, accelerator: Accelerator,
     fit: Fit = fit_probe,
 ) -> tuple[nn.Module, Input]:  # fmt: skip
-    """Every way of looking with every plan of crops; the one that scores best on validation data is kept."""
+    """Fits a probe for every plan with every `--crop-size` and keeps the one with the best validation score."""
     vit, expects = open_backbone(config, 0)
-    size = seen_at_once(vit, expects)
-    todo = [(replace(look, sides=sides), counts) for look in looks for sides, counts in plans(config)]
+    size = vit_input_size(vit, expects.size)
+    todo = [(replace(plan, sides=sides), counts) for plan in plans for sides, counts in parse_crop_sizes(config)]
     if not todo:
-        raise UserError("--crop, --layer, --heads: name at least one of each")
-    todo, left_out = those_that_fit(todo, expects.size)
-    for why in left_out if accelerator.is_main_process else ():
-        print(f"Left out: {why}.")
+        raise UserError("--crop-size, --layer, --heads: give at least one of each")
+    todo, skipped = crops_that_fit(todo, expects.size)
+    for problem in skipped if accelerator.is_main_process else ():
+        print(f"Skipped: {problem}.")
     best, tried = None, {}
-    for crops, counts in todo:
-        what = BoxProbe(vit, size, len(crops.sides))
-        for count, fitted in fits(config, crops.sight(where), what, counts, expects, rows, run, accelerator, fit):
-            tried[crops.first(count).words] = fitted.score
+    for plan, counts in todo:
+        what = BoxProbe(vit, size, len(plan.sides))
+        for count, fitted in fit_each_count(
+            config, plan.selector(where), what, counts, expects, rows, run, accelerator, fit
+        ):
+            tried[plan.first(count).description] = fitted.score
             if best is None or fitted.score > best[1].score:
-                best = crops.first(count), fitted
+                best = plan.first(count), fitted
     assert best is not None, "there is always a plan"
-    crops, fitted = best
-    what = BoxProbe(vit, size, len(crops.sides), len(rows.classes))
+    plan, fitted = best
+    what = BoxProbe(vit, size, len(plan.sides), len(rows.classes))
     set_head(cast(nn.Linear, what.head), fitted.linear)
-    model = Pair(cast(Look, crops.sight(where)), what, export_graph=crops.export_graph).to(accelerator.device).eval()
+    model = Pair(cast(Look, plan.selector(where)), what, export_graph=plan.export_graph)
+    model = model.to(accelerator.device).eval()
     if accelerator.is_main_process:
         record_backbone(run, vit, expects, config)
         record_selector(run, where)
         rule = f"highest {config.select} on {config.chooses_on}, the first where they tie"
-        run.note(crops=asdict(crops) | {"size": list(size), "rule": rule})
-        keep_fitted(run, model, fitted, config, {"crops": crops.words, "tried_crops": tried})
+        run.note(crops=asdict(plan) | {"size": list(size), "rule": rule})
+        save_fitted(run, model, fitted, config, {"crops": plan.description, "tried_crops": tried})
         if len(tried) > 1:
-            found = f"{config.select} {fitted.score:.1%} on {config.chooses_on}"
-            print(f"Looking by {crops.words}: {found}, the best of {len(tried)}.")
+            result = f"{config.select} {fitted.score:.1%} on {config.chooses_on}"
+            print(f"Selected {plan.description}: {result}, the best of {len(tried)}.")
     return model, expects
 
 
-def fits(
+def fit_each_count(
     config: CentreCrop, where: nn.Module, what: BoxProbe, counts: tuple[int, ...], expects: Input, rows: Rows, run: Run,
     accelerator: Accelerator, fit: Fit,
-) -> Iterator[tuple[int, Fitted]]:  # fmt: skip
-    """A logistic regression for each number of crops. Earlier crops do not depend on later ones, nor do features."""
-    looking = cast(Look, where)
+) -> Iterator[tuple[int, FittedProbe]]:  # fmt: skip
+    """A logistic regression for each number of crops. Greedy crops do not depend on later ones, nor do their
+    features."""
+    selector = cast(Look, where)
     features = {
-        split: kept_features(
-            lambda images: what.embed(images, looking.look(images)), [where, what], rows, rows.where(split), expects,
-            accelerator, config.cache or run.folder / "features",
+        split: cached_features(
+            lambda images: what.embed(images, selector.look(images)), [where, what], rows, rows.split_indices(split),
+            expects, accelerator, config.cache or run.folder / "features",
             decoded=config.cache, batch=config.batch, workers=config.workers,
         )
         for split in config.uses
     }  # fmt: skip
     width = what.vit.config.width
     for count in counts:
-        yield count, fit(config, rows, {split: each[:, : count * width] for split, each in features.items()})
+        yield count, fit(config, rows, {split: values[:, : count * width] for split, values in features.items()})
 
 
 def build_a2(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
-    said = facts["crops"]
-    crops = Crops(tuple(said["sides"]), said["layer"], said["heads"], said["seed"])
-    what = BoxProbe(ViT(vit_config), tuple(said["size"]), len(crops.sides), len(facts["data"]["classes"]))
-    return Pair(cast(Look, crops.sight(recorded_selector(facts))), what, export_graph=crops.export_graph)
+    plan, size = CropPlan.recorded(facts["crops"]), tuple(facts["crops"]["size"])
+    what = BoxProbe(ViT(vit_config), size, len(plan.sides), len(facts["data"]["classes"]))
+    return Pair(cast(Look, plan.selector(recorded_selector(facts))), what, export_graph=plan.export_graph)
 
 
 build_centre_crop = build_random_crop = build_a2

@@ -1,24 +1,30 @@
-"""What the methods share: opening a backbone, grouping parameters, and the base of all methods that discover parts."""
+"""What the methods share: opening a backbone, parameter groups, and the base of all methods that discover parts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..config import Erm, Ifam, Pdiscoformer, Shaping, Train
 from ..data.augment import Affine, random_affine
+from ..data.batches import Batches
+from ..data.images import Preprocess
 from ..errors import UserError
 from ..sight import Method, Prediction, Sight
-from ..training.context import Group, Trainable, TrainBatch
+from ..training.trainable import ParameterGroup, Trainable, TrainBatch, TrainContext
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import config_from_json, load_backbone, weights_sha256
 from ..where.corrections import Correction, PartAssignment
+from ..where.foreground import discover_foreground
 from ..where.part_losses import shaping_losses
 from ..where.parts import PartDiscovery, Parts, freeze
 
@@ -28,11 +34,14 @@ if TYPE_CHECKING:
     from ..data.rows import Rows
     from ..training.run_folder import Run
 
+CLUSTERED_IMAGES = 256  # training images whose patch tokens are clustered
+
 # ---- backbones -------------------------------------------------------------------------------------------------------
 
 
-def backbone_groups(vit: ViT, head_lr: float) -> list[Group]:
-    """Matrices decay; biases, norms, tokens and positions do not; new layers learn faster."""
+def backbone_groups(vit: ViT, head_lr_factor: float) -> list[ParameterGroup]:
+    """Parameter groups of a ViT: weight decay for matrices only (not for biases, norms, tokens and position
+    embeddings); new layers (head, fc_norm) have the learning rate times `head_lr_factor`."""
     named = [(name, p) for name, p in vit.named_parameters() if p.requires_grad]
     new = {name for name, _ in named if name.startswith(("head.", "fc_norm."))}
 
@@ -40,26 +49,31 @@ def backbone_groups(vit: ViT, head_lr: float) -> list[Group]:
         return p.ndim > 1 and not name.endswith(("_token", "pos_embed"))
 
     return [
-        Group([p for name, p in named if (name in new) == fresh and decays(name, p) == decay], rate, decay)
-        for fresh, rate in ((False, 1.0), (True, head_lr))
+        ParameterGroup([p for name, p in named if (name in new) == is_new and decays(name, p) == decay], rate, decay)
+        for is_new, rate in ((False, 1.0), (True, head_lr_factor))
         for decay in (True, False)
     ]
 
 
 def open_backbone(config: Train, classes: int) -> tuple[ViT, Input]:
-    """The backbone with a new head, and what it expects of a picture at the size asked for."""
+    """The backbone with a new head for `classes`, and its input at the configured image size."""
     vit = load_backbone(config.backbone, classes=classes, seed=config.seed)
-    expects = vit.config.input
-    patch, size = vit.config.patch, expects.size if config.size is None else (config.size, config.size)
-    for side in size:
-        if side < patch or side % patch:
-            near = max(1, side // patch) * patch
-            raise UserError(f"--size {side}: must be a multiple of {config.backbone}'s patch, {patch}, such as {near}")
-    return vit, replace(expects, size=size)
+    return vit, resized_input(vit, config.size, config.backbone)
+
+
+def resized_input(vit: ViT, side: int | None, name: str) -> Input:
+    """The input a ViT expects, with images of side × side pixels where `--size` is given."""
+    expects, patch = vit.config.input, vit.config.patch
+    size = expects.size if side is None else (side, side)
+    for length in size:
+        if length < patch or length % patch:
+            near = max(1, length // patch) * patch
+            raise UserError(f"--size {length}: must be a multiple of {name}'s patch, {patch}, such as {near}")
+    return replace(expects, size=size)
 
 
 def record_backbone(run: Run, vit: ViT, expects: Input, config: Train) -> None:
-    """Which weights training began from, and what the model expects of a picture now."""
+    """Write to run.json which weights training starts from, and the input that the model expects now."""
     origin = asdict(vit.origin) if vit.origin else {}
     if Path(config.backbone).is_file():
         with Path(config.backbone).open("rb") as file:
@@ -68,22 +82,35 @@ def record_backbone(run: Run, vit: ViT, expects: Input, config: Train) -> None:
 
 
 def record_selector(run: Run, where: ViT | None) -> None:
-    """The other backbone, where one says where to look and the other what is there."""
+    """Write to run.json the selector's backbone, where it is another one than the predictor's."""
     origin = None if where is None else asdict(where.origin) | {"weights": weights_sha256(where)[:16]}
     run.note(where=None if where is None else {"vit": asdict(where.config), "backbone": origin})
 
 
 def recorded_selector(facts: dict[str, Any]) -> ViT | None:
-    """The same again, without its weights."""
+    """The selector's backbone that `record_selector` wrote, without its weights."""
     where = facts.get("where")
     return None if where is None else ViT(config_from_json(json.dumps(where["vit"]), "run.json"))
 
 
 def open_and_record(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[ViT, Input]:
+    """`open_backbone` with a head for the dataset's classes, recorded in run.json."""
     vit, expects = open_backbone(config, len(rows.classes))
     if accelerator.is_main_process:
         record_backbone(run, vit, expects, config)
     return vit, expects
+
+
+def copy_vit(vit: ViT, config: ViTConfig, seed: int = 0) -> ViT:
+    """A new ViT of this configuration with the weights of `vit` where names agree; its head is initialised anew."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        copy = ViT(config)
+    own = copy.state_dict()
+    same = {name: tensor for name, tensor in vit.state_dict().items() if name in own and not name.startswith("head.")}
+    copy.load_state_dict(own | same)
+    copy.origin = vit.origin
+    return copy
 
 
 # ---- methods that discover parts -------------------------------------------------------------------------------------
@@ -91,233 +118,254 @@ def open_and_record(config: Erm, rows: Rows, run: Run, accelerator: Accelerator)
 
 @dataclass(frozen=True)
 class PartSettings:
-    """Settings, with the preset's word where nothing else was said."""
+    """The part settings of a configuration; what it leaves open is decided by its preset."""
 
     shaping: Shaping
     classify_parts: float
-    prototype_lr: float
-    share_noise: bool
-    eval_noise: bool
-    mask_gradient: bool
-    soft: bool
-    mask_dropout: float | None  # None: that of the parts
+    prototype_lr_factor: float
+    share_noise: bool  # one Gumbel draw for part maps and mask, instead of two
+    eval_noise: bool  # Gumbel noise in evaluation too, as in the published code
+    mask_gradient: bool  # straight-through gradient from stage 2 to stage 1
+    soft_mask: bool  # iFAM's ablation: patches are weighted, not hidden
+    mask_dropout: float | None  # part dropout of the mask; None: the same as that of the part classifier
+    clusters: bool = False  # stage 1 is found by clustering before training, and stays as it is
 
     @classmethod
     def of(cls, config: Pdiscoformer) -> PartSettings:
         published, ifam = config.preset == "published", config if isinstance(config, Ifam) else None
-        shaping = config.shaping
-        shaping = replace(
-            shaping,
-            orthogonal=shaping.orthogonal or ("channels" if published else "parts"),
-            total_variation_at=(0 if published else 37)
-            if shaping.total_variation_at is None
-            else shaping.total_variation_at,
-        )
+        shaping, at = config.shaping, config.shaping.total_variation_grid
         gradient = ifam.mask_gradient if ifam else None
         return cls(
-            shaping,
+            replace(
+                shaping,
+                orthogonality_over=shaping.orthogonality_over or ("channels" if published else "parts"),
+                total_variation_grid=at if at is not None else 0 if published else 37,
+            ),
             config.classify_parts,
-            config.prototype_lr,
+            config.prototype_lr_factor,
             share_noise=not published if config.share_noise is None else config.share_noise,
             eval_noise=published if config.eval_noise is None else config.eval_noise,
             mask_gradient=not (published or config.hides_pixels) if gradient is None else gradient,
-            soft=ifam is not None and ifam.soft,
+            soft_mask=ifam is not None and ifam.soft_mask,
             mask_dropout=ifam.mask_dropout if ifam else None,
+            clusters=config.clusters,
         )
 
 
 @dataclass(frozen=True)
 class RandomDraws:
-    """All that chance decides in a step."""
+    """All random draws of a training step."""
 
-    noise: Tensor  # [B, K+1, H, W], like the next two: of the maps,
-    noise_moved: Tensor  # of the maps of the moved images,
+    noise: Tensor  # Gumbel noise [B, K+1, H, W], like the next two: of the part maps,
+    noise_moved: Tensor  # of the part maps of the transformed images,
     noise_mask: Tensor  # of the mask
-    affine: Affine  # how images are moved
-    keep_parts: Tensor  # bool [B, K]: the parts that answer
-    keep_masked: Tensor  # bool [B, K]: the parts that the second stage may see
+    affine: Affine  # the transformation of the equivariance loss
+    keep_parts: Tensor  # bool [B, K]: part dropout of the part classifier
+    keep_masked: Tensor  # bool [B, K]: part dropout of the mask that stage 2 sees
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the first stage found in B images, whatever is made of it: to look again costs, to decide again does not."""
+class PartDetections:
+    """What stage 1 detected in B images. Detecting is costly; making a sight of detections is cheap, so interventions
+    are tried many times on detections made once."""
 
-    maps: PartAssignment  # of the whole picture
-    deciding: PartAssignment  # on what may be seen: the same, but for another draw of noise, or a closer look
-    windows: Tensor | None = None  # int [B, 4]: where that closer look was
-    views: Tensor | None = None  # [B, 3, h, w]: and at what
-    features: Tensor | None = None  # [B, D, H, W], if the answer is pooled from them
+    maps: PartAssignment  # of the whole image: the part maps
+    mask_assignment: PartAssignment  # decides the mask: `maps`, or of another noise draw or of the refined look
+    windows: Tensor | None = None  # int [B, 4]: the windows of the refined look
+    views: Tensor | None = None  # [B, 3, h, w]: the enlarged windows
+    features: Tensor | None = None  # [B, D, H, W], if the prediction is pooled from them
 
-    def kept(self) -> Found:
-        """On the CPU, without what can be cut out of the pictures again."""
+    def for_cache(self) -> PartDetections:
+        """On the CPU, without the views, which `PartMethod.restore_views` makes again from the images."""
         return replace(self, views=None).to("cpu")
 
-    def to(self, device: torch.device | str) -> Found:
-        maps = PartAssignment(*(one.to(device) for one in (self.maps.scores, self.maps.distances)))
-        same = self.deciding is self.maps
-        deciding = maps if same else PartAssignment(self.deciding.scores.to(device), self.deciding.distances.to(device))
+    def to(self, device: torch.device | str) -> PartDetections:
+        maps = self.maps.to(device)
+        mask_assignment = maps if self.mask_assignment is self.maps else self.mask_assignment.to(device)
         others = {name: getattr(self, name) for name in ("windows", "views", "features")}
-        return Found(maps, deciding, **{k: None if v is None else v.to(device) for k, v in others.items()})
+        moved = {name: None if value is None else value.to(device) for name, value in others.items()}
+        return PartDetections(maps, mask_assignment, **moved)
 
     @property
     def bytes(self) -> int:
-        claims = [self.maps] if self.deciding is self.maps else [self.maps, self.deciding]
-        tensors = [*(t for c in claims for t in (c.scores, c.distances)), self.windows, self.views, self.features]
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        assignments = [self.maps] if self.mask_assignment is self.maps else [self.maps, self.mask_assignment]
+        tensors = [tensor for each in assignments for tensor in (each.scores, each.distances)]
+        tensors += [each for each in (self.windows, self.views, self.features) if each is not None]
+        return sum(tensor.nbytes for tensor in tensors)
 
 
 class PartMethod(Trainable, Method):
-    """What learns to discover parts, and perhaps something more from them."""
+    """A method with a stage 1 that discovers K parts, `where`; the base of iFAM and PDiscoFormer."""
 
     where: PartDiscovery
     part_count = 1  # replaced by each instance
-    pools = False  # the answer is made of the first stage's own features
-    looks_again = False  # closer, at a window
+    pools = False  # the prediction is pooled from the features of stage 1
+    refines = False  # stage 1 looks a second time, at an enlarged window
 
-    def __init__(self, where: PartDiscovery, how: PartSettings):
+    def __init__(self, where: PartDiscovery, settings: PartSettings):
         super().__init__()
-        self.where, self.how, self.part_count = where, how, where.parts
-        # What no loss reaches must not be waited for by several processes.
-        where.head.requires_grad_(how.classify_parts > 0)
-        where.modulation.requires_grad_(how.classify_parts > 0 or how.shaping.orthogonality > 0)
+        self.where, self.settings, self.part_count = where, settings, where.parts
+        # Distributed training waits for the gradient of every trainable parameter, so those without a loss are frozen.
+        learned = not settings.clusters
+        where.prototypes.requires_grad_(learned)
+        where.head.requires_grad_(learned and settings.classify_parts > 0)
+        where.modulation.requires_grad_(learned and (settings.classify_parts > 0 or settings.shaping.orthogonality > 0))
 
     def look(self, images: Tensor) -> Sight:
-        """Every patch that is more likely of a part than of the background."""
-        return self.decide(images, self.find(images))
+        """Every patch that more likely belongs to a part than to the background."""
+        return self.sight_from(images, self.detect(images))
 
-    def find(self, images: Tensor) -> Found:
-        """The costly half of looking."""
+    def detect(self, images: Tensor) -> PartDetections:
+        """Stage 1, the costly half of `look`."""
         parts, scores = self.discover(images)
         maps = PartAssignment.of(parts, parts.scores)
-        deciding = maps if scores is parts.scores else PartAssignment.of(parts, scores)
-        return Found(maps, deciding, features=parts.features if self.pools else None)
+        mask_assignment = maps if scores is parts.scores else PartAssignment.of(parts, scores)
+        return PartDetections(maps, mask_assignment, features=parts.features if self.pools else None)
 
-    def again(self, images: Tensor, found: Found) -> Found:  # noqa: ARG002 (only a closer look needs them)
-        """What was kept of it, with all that deciding needs of the pictures."""
+    def restore_views(self, images: Tensor, found: PartDetections) -> PartDetections:  # noqa: ARG002 (for those that refine)
+        """Cached detections, with the views that `PartDetections.for_cache` left out."""
         return found
 
-    def decide(self, images: Tensor, found: Found, correction: Correction | None = None) -> Sight:  # noqa: ARG002
-        """The cheap half: what may be seen, perhaps not as the first stage would have it."""
+    def sight_from(self, images: Tensor, found: PartDetections, correction: Correction | None = None) -> Sight:  # noqa: ARG002
+        """The cheap half of `look`: detections, perhaps corrected by an intervention, as a sight."""
         correction = correction or Correction()
-        return Sight(keep=correction.keep(found.deciding), parts=correction.shares(found.maps))
+        return Sight(keep=correction.keep(found.mask_assignment), parts=correction.probabilities(found.maps))
 
-    def answer(self, images: Tensor, found: Found, correction: Correction | None = None) -> Prediction:
-        return self.judge(images, self.decide(images, found, correction))
+    def predict_from(self, images: Tensor, found: PartDetections, correction: Correction | None = None) -> Prediction:
+        """Predict from detections, perhaps corrected by an intervention."""
+        return self.judge(images, self.sight_from(images, found, correction))
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         raise NotImplementedError
 
     def discover(self, images: Tensor) -> tuple[Parts, Tensor]:
-        """In evaluation: the parts, and the scores that decide what is kept. The same ones, without noise, unless the
-        published code is followed to the letter; and then at least with the same noise every time."""
-        if not self.how.eval_noise:
+        """In evaluation: the parts, and the scores that decide the mask. Without Gumbel noise both are the same; with
+        `eval_noise` (the published behaviour) the noise is at least the same at every call."""
+        if not self.settings.eval_noise:
             parts = self.where.discover(images)
             return parts, parts.scores
         generator = torch.Generator(images.device).manual_seed(0)
         parts = self.where.discover(images, noise=self.where.draw_noise(images, generator))
-        if self.how.share_noise:
+        if self.settings.share_noise:
             return parts, parts.scores
         return parts, self.where.scores(parts.logits, self.where.draw_noise(images, generator))
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return self.where.maps(images)
 
-    def draw(self, lesson: TrainBatch) -> RandomDraws:
-        where, images, (h, w) = self.where, lesson.images, lesson.images.shape[2:]
+    # ---- training ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def prepare(self, context: TrainContext, train: Callable[[Train], Path]) -> None:  # noqa: ARG002 (nothing to train)
+        """Find foreground and parts by clustering the patch tokens of some training images, if so configured."""
+        if not self.settings.clusters or context.run.last.exists():
+            return
+        rows, device = context.rows, context.accelerator.device
+        where, seed = self.where.to(device).eval(), context.run.facts["seed"]
+        indices = rows.split_indices("train")
+        some = np.random.default_rng(seed).choice(indices, min(CLUSTERED_IMAGES, len(indices)), replace=False)
+        preprocess = Preprocess.of(context.expects)
+        with closing(Batches(rows, np.sort(some), preprocess, 32, shuffle=False, seed=0, workers=0)) as batches:
+            images = torch.cat([batch.to(device).images.float() / 255 for batch in batches.epoch(0)])
+        features = torch.cat([where.vit(where.resize(chunk)).feature_map for chunk in images.split(32)])
+        start = discover_foreground(features, images, parts=where.parts, seed=seed)
+        where.start_from(start)
+        if context.accelerator.is_main_process:
+            context.run.note(foreground={"coverage": start.coverage, "border_ratio": start.border_ratio})
+            print(
+                f"Stage 1 by clustering: the foreground covers {start.coverage:.0%} of {len(images)} training images."
+            )
+
+    def draw(self, batch: TrainBatch) -> RandomDraws:
+        where, images, (h, w) = self.where, batch.images, batch.images.shape[2:]
         noise = where.draw_noise(images)
         return RandomDraws(
             noise=noise,
-            affine=random_affine((h, w), seed=lesson.when.seed, step=lesson.when.number),
+            affine=random_affine((h, w), seed=batch.info.seed, step=batch.info.number),
             noise_moved=where.draw_noise(images),
-            noise_mask=noise if self.how.share_noise else where.draw_noise(images),
+            noise_mask=noise if self.settings.share_noise else where.draw_noise(images),
             keep_parts=where.draw_keep_parts(images),
-            keep_masked=where.draw_keep_parts(images, self.how.mask_dropout),
+            keep_masked=where.draw_keep_parts(images, self.settings.mask_dropout),
         )
 
-    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
-        losses = self.losses(lesson.images, lesson.labels, self.draw(lesson))
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
+        losses = self.losses(batch.images, batch.labels, self.draw(batch))
         return {"loss": torch.stack(list(losses.values())).sum()} | losses
 
     def losses(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> dict[str, Tensor]:
         return self.discovery(images, labels, draws)[1]
 
     def discovery(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> tuple[Parts, dict[str, Tensor]]:
-        """The parts, and the losses that make them parts."""
-        where, how = self.where, self.how
+        """Stage 1 in training: the parts, the losses that shape them, and the loss of the part classifier."""
+        where, settings = self.where, self.settings
+        if settings.clusters:  # nothing of stage 1 is trained
+            with torch.no_grad():
+                return where.discover(images, noise=draws.noise), {}
         parts, unwarped = where.discover(images, noise=draws.noise), None
-        if how.shaping.equivariance:
-            unwarped = where.discover_moved(images, draws.affine, noise=draws.noise_moved)
+        if settings.shaping.equivariance:
+            unwarped = where.discover_transformed(images, draws.affine, noise=draws.noise_moved)
         embeddings = where.embed(parts)
-        losses = shaping_losses(parts, embeddings, unwarped, how.shaping)
-        if how.classify_parts:
-            answer = self.classification_loss(where.class_logits(embeddings, draws.keep_parts), labels)
-            losses["parts"] = how.classify_parts * answer
+        losses = shaping_losses(parts, embeddings, unwarped, settings.shaping)
+        if settings.classify_parts:
+            loss = self.classification_loss(where.class_logits(embeddings, draws.keep_parts), labels)
+            losses["parts"] = settings.classify_parts * loss
         return parts, losses
 
-    def parameter_groups(self, head_lr: float) -> list[Group]:
-        return [*backbone_groups(self.where.vit, head_lr), *self.where.part_groups(head_lr, self.how.prototype_lr)]
+    def parameter_groups(self, head_lr_factor: float) -> list[ParameterGroup]:
+        return [
+            *backbone_groups(self.where.vit, head_lr_factor),
+            *self.where.part_groups(head_lr_factor, self.settings.prototype_lr_factor),
+        ]
 
 
 def part_method(method: Method, name: str) -> PartMethod:
-    """The method as one that discovers parts, which it must be."""
+    """The method as a `PartMethod`; a user's error if it has no parts."""
     if not method.part_count:
-        raise UserError(f"{name}: discovers no parts to intervene in; ifam and pdiscoformer do")
+        raise UserError(f"{name}: discovers no parts to intervene on; ifam and pdiscoformer do")
     return cast(PartMethod, method)
 
 
-def selector(vit: ViT, config: Pdiscoformer, classes: int, size: int | None = None) -> PartDiscovery:
-    """Part discovery on this backbone, whose head is left behind."""
-    bare = resembling(vit, replace(vit.config, classes=0, registers=vit.config.registers * config.registers))
-    if config.tune_selector != "all":
-        freeze(bare, tokens=config.tune_selector == "nothing")
+def make_selector(vit: ViT, config: Pdiscoformer, classes: int, size: int | None = None) -> PartDiscovery:
+    """Stage 1: part discovery on a copy of this backbone, without its head."""
+    bare = copy_vit(vit, replace(vit.config, classes=0, registers=vit.config.registers * config.registers))
+    if config.tune_selector != "all" or config.clusters:
+        freeze(bare, tokens=config.tune_selector == "none" or config.clusters)
     return PartDiscovery(
-        bare,
-        config.parts,
-        classes,
-        dropout=config.part_dropout,
-        size=size,
-        seed=config.seed,
+        bare, config.parts, classes, dropout=config.part_dropout, size=size, seed=config.seed, gated=config.clusters
     )
 
 
-def resembling(vit: ViT, config: ViTConfig, seed: int = 0) -> ViT:
-    """Another ViT with the same weights, as far as it has them; a head is new."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        other = ViT(config)
-    own = other.state_dict()
-    same = {name: tensor for name, tensor in vit.state_dict().items() if name in own and not name.startswith("head.")}
-    other.load_state_dict(own | same)
-    other.origin = vit.origin
-    return other
-
-
-def check_hopeless_parts(config: Pdiscoformer, accelerator: Accelerator, *, taught_by_answer: bool = False) -> None:
-    shaped = replace(config.shaping, orthogonal=None, total_variation_at=None) != Shaping.none()
+def check_part_config(config: Pdiscoformer, accelerator: Accelerator, *, mask_gradient: bool = False) -> None:
+    shaped = replace(config.shaping, orthogonality_over=None, total_variation_grid=None) != Shaping.none()
     for wrong, complaint in (
         (config.parts < 1, f"--parts {config.parts}: must be at least 1"),
         (not 0 <= config.part_dropout < 1, f"--part-dropout {config.part_dropout}: must be at least 0 and below 1"),
         (
-            not (shaped or config.classify_parts or taught_by_answer),
-            "nothing would teach where to look: leave --classify-parts, a --shaping loss or the mask's gradient on",
+            not (shaped or config.classify_parts or mask_gradient or config.clusters),
+            "No loss reaches the part selector: enable --classify-parts, a --shaping loss or --mask-gradient",
         ),
     ):
         if wrong:
             raise UserError(complaint)
-    if config.accumulate > 1 and config.shaping.presence and accelerator.is_main_process:
-        print("note: with --accumulate, every part has to be present in each piece of a batch, not only in the whole")
+    if config.grad_accum > 1 and config.shaping.presence and accelerator.is_main_process:
+        print(
+            "note: with --grad-accum the presence loss asks for every part in each micro-batch, not in the whole batch"
+        )
 
 
-def check_odd_look(looked: int | None, vit: ViT, expects: Input) -> None:
-    """Parts found in another size must still be whole cells of the picture."""
+def check_selector_size(selector_side: int | None, vit: ViT, expects: Input) -> None:
+    """The patches of stage 1, which may see images of another size, must be whole cells of the image."""
     patch = vit.config.patch
     for length in expects.size:
-        if not fits(length, looked or length, patch):
+        if not patches_divide(length, selector_side or length, patch):
             near = patch * max(n for n in range(1, length + 1) if length % n == 0 and n * patch <= 2 * length)
-            said = f"--look-size {looked}" if looked else f"--size {length}"
-            raise UserError(f"{said}: the {patch}-pixel patches of parts must divide it; --look-size, such as {near}")
+            flag = f"--selector-size {selector_side}" if selector_side else f"--size {length}"
+            raise UserError(
+                f"{flag}: the selector's {patch}-pixel patches do not divide images of {length} pixels evenly; "
+                f"choose --selector-size {near}"
+            )
 
 
-def fits(length: int, side: int, patch: int) -> bool:
-    """Whether the patches of a side are whole cells of a picture so long."""
+def patches_divide(length: int, side: int, patch: int) -> bool:
+    """Whether the patches of an image resized to `side` are whole cells of the image, `length` pixels long."""
     return side >= patch and side % patch == 0 and length % (side // patch) == 0

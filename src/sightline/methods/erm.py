@@ -1,4 +1,4 @@
-"""ERM: the whole picture, the whole ViT, cross-entropy. The ordinary way, and the baseline."""
+"""ERM (empirical risk minimisation): the whole image, the whole ViT, cross-entropy. The standard baseline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..config import Erm
 from ..sight import Method, Prediction, Sight
-from ..training.context import Group, Trainable, TrainBatch
+from ..training.trainable import ParameterGroup, Trainable, TrainBatch
 from ..vit.model import Input, ViT, ViTConfig
 from ..where.attention import cls_attention_map
 from .base import backbone_groups, open_and_record
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class Classifier(Trainable, Method):
-    """Sees everything; its map is the attention of the last block, which explains little."""
+    """Sees everything. Its map is the CLS attention of the last block, which is not an explanation."""
 
     blind = True
     sees_everything = True
     export_graph = "whole"
 
-    def __init__(self, vit: ViT, frozen: bool = False):
+    def __init__(self, vit: ViT, freeze_backbone: bool = False):
         super().__init__()
-        self.vit, self.frozen = vit, frozen
+        self.vit = vit
         assert vit.head is not None, "a classifier needs a head"
-        if frozen:
+        if freeze_backbone:
             vit.requires_grad_(False)
             vit.head.requires_grad_(True)
 
@@ -42,7 +42,7 @@ class Classifier(Trainable, Method):
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         out, head = self.vit(images), self.vit.head
         assert head is not None, "a classifier needs a head"
-        # In full precision also under autocast: a head that was fitted elsewhere must answer here as it did there.
+        # In full precision also under autocast, as heads are fitted by `probe` and `dfr`.
         with torch.autocast(images.device.type, enabled=False):
             logits = head(self.vit.fc_norm(out.cls.to(head.weight.dtype)))
         return Prediction(logits, sight, out.tokens)
@@ -50,16 +50,16 @@ class Classifier(Trainable, Method):
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return {"attention": cls_attention_map(self.vit, images)}
 
-    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
-        return {"loss": self.classification_loss(self.vit(lesson.images).logits, lesson.labels)}
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
+        return {"loss": self.classification_loss(self.vit(batch.images).logits, batch.labels)}
 
-    def parameter_groups(self, head_lr: float) -> list[Group]:
-        return backbone_groups(self.vit, head_lr)
+    def parameter_groups(self, head_lr_factor: float) -> list[ParameterGroup]:
+        return backbone_groups(self.vit, head_lr_factor)
 
 
 def make_erm(config: Erm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     vit, expects = open_and_record(config, rows, run, accelerator)
-    return Classifier(vit, config.frozen), expects
+    return Classifier(vit, config.freeze_backbone), expects
 
 
 def build_erm(vit_config: ViTConfig, *_: Any) -> nn.Module:

@@ -1,7 +1,8 @@
-"""Early and late masking: the method is told where to look, by masks that people or other programs made.
+"""Early and late masking: the sight is given, by masks that people annotated or other programs made.
 
-Early masking never sees the rest. Late masking sees everything and averages only what the mask shows, which is not the
-same, although it is the usual way. Masks are the data's own, files in a folder, or made once by `where/saliency.py`.
+Early masking never sees the rest of the image. Late masking sees everything and averages only the tokens inside the
+mask: the usual way, which is not blind. Masks are the dataset's own, files in a folder, or made once by
+`where/saliency.py`.
 """
 
 from __future__ import annotations
@@ -19,211 +20,225 @@ from torch import Tensor, nn
 from ..config import EarlyMask, LateMask
 from ..errors import UserError
 from ..sight import Look, Method, Prediction, Sight
-from ..training.context import Group, Trainable, TrainBatch
+from ..training.trainable import ParameterGroup, Trainable, TrainBatch
 from ..vit.model import Input, ViT, ViTConfig
-from ..vit.weights import weights_sha256
+from ..vit.weights import load_backbone, weights_sha256
 from ..what.masked import MaskedViT
-from ..what.pool import LateMask as LatelyMaskedViT
+from ..what.pool import LateMaskedViT
 from ..what.zoom import Zoom
-from .base import backbone_groups, open_backbone, record_backbone, resembling
+from ..where.mask_files import write_masks
+from ..where.saliency import Found, TokenCut, U2Net
+from .base import backbone_groups, copy_vit, open_backbone, record_backbone
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from ..config import Train
     from ..data.rows import Rows
     from ..training.run_folder import Run
 
+AddMasks = Callable[["Rows"], "Rows"]  # returns the rows of a dataset with their masks
+
 
 @dataclass(frozen=True)
-class Given:
-    """Which masks, and what becomes of them."""
+class MaskSettings:
+    """Which masks are given, and how a mask becomes a sight."""
 
     masks: str
-    at_least: float
-    pixels: bool
+    patch_threshold: float  # a patch is kept if at least this fraction of it is inside the mask
+    pixels: bool  # hide the pixels outside the mask also inside kept patches
 
     @classmethod
-    def of(cls, config: EarlyMask) -> Given:
-        pixels, said = config.sight == "pixels", config.at_least
-        return cls(config.masks, said if said is not None else 0.1 if pixels else 0.5, pixels)
+    def of(cls, config: EarlyMask) -> MaskSettings:
+        pixels, threshold = config.sight == "pixels", config.patch_threshold
+        return cls(config.masks, threshold if threshold is not None else 0.1 if pixels else 0.5, pixels)
 
     def sight(self, masks: Tensor, grid: tuple[int, int]) -> Sight:
-        return Sight.of_pixels(masks, grid, at_least=self.at_least, exact=self.pixels)
-
-
-Tell = Callable[["Rows"], "Rows"]  # gives the rows of a data set their masks
+        return Sight.of_pixels(masks, grid, at_least=self.patch_threshold, exact=self.pixels)
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """Where masks come from. Hidden from torch, and one for all copies: it is not trained or saved with the method."""
+class MaskSource:
+    """Where masks come from. A plain object, shared by copies of the method, so that torch neither trains nor saves
+    it."""
 
-    told: Tell | None
+    add_masks: AddMasks | None
     where: Look | None
 
-    def on(self, device: torch.device) -> Look | None:
-        """What looks, moved there: the method does not carry it along."""
+    def selector_on(self, device: torch.device) -> Look | None:
+        """The saliency method that makes the masks, moved to this device."""
         return self.where.to(device) if isinstance(self.where, nn.Module) else self.where
 
-    def __deepcopy__(self, _: dict) -> Source:
+    def __deepcopy__(self, _: dict) -> MaskSource:
         return self
 
 
 class GivenMask(Trainable, Method):
-    """Told by masks where to look; it can look for itself only where a saliency method makes its masks."""
+    """Sees what a given mask shows; `look` works only where a saliency method makes the masks."""
 
     trains_with_masks = True
     accepts_masks = True
     export_graph = "given mask"
 
-    def __init__(self, what: MaskedViT | LatelyMaskedViT, how: Given, told: Tell | None, where: Look | None):
+    def __init__(
+        self,
+        what: MaskedViT | LateMaskedViT,
+        settings: MaskSettings,
+        add_masks: AddMasks | None,
+        where: Look | None,
+    ):
         super().__init__()
-        self.what, self.how, self.source = what, how, Source(told, where)
+        self.what, self.settings, self.source = what, settings, MaskSource(add_masks, where)
 
     @property
-    def blind(self) -> bool:
+    def blind(self) -> bool:  # ty: ignore[incompatible-property-override]
         return self.what.blind
 
     @property
-    def needs_masks(self) -> bool:
-        return self.source.told is not None
+    def needs_masks(self) -> bool:  # ty: ignore[incompatible-property-override]
+        return self.source.add_masks is not None
 
     def with_masks(self, rows: Rows) -> Rows:
-        return rows if self.source.told is None else self.source.told(rows)
+        return rows if self.source.add_masks is None else self.source.add_masks(rows)
 
     def look(self, images: Tensor) -> Sight:
-        where = self.source.on(images.device)
+        where = self.source.selector_on(images.device)
         if where is None:
-            raise UserError("this method is told where to look: it answers only for data that have masks")
+            raise UserError("this method needs a mask for every image; give data with masks")
         return self.look_at(images, where.look(images).visible(tuple(images.shape[2:])))
 
     def look_at(self, images: Tensor, masks: Tensor) -> Sight:
-        return self.how.sight(masks, self.what.vit.grid(images))
+        return self.settings.sight(masks, self.what.vit.grid(images))
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         return self.what.judge(images, sight)
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
-        where = self.source.on(images.device)
+        where = self.source.selector_on(images.device)
         return {} if where is None else where.maps(images)
 
-    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
-        assert lesson.masks is not None
-        sight = self.look_at(lesson.images, lesson.masks)
-        return {"loss": self.classification_loss(self.what.judge(lesson.images, sight).logits, lesson.labels)}
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
+        assert batch.masks is not None
+        sight = self.look_at(batch.images, batch.masks)
+        return {"loss": self.classification_loss(self.what.judge(batch.images, sight).logits, batch.labels)}
 
-    def parameter_groups(self, head_lr: float) -> list[Group]:
-        groups = backbone_groups(self.what.vit, head_lr)
-        if isinstance(self.what, LatelyMaskedViT):
+    def parameter_groups(self, head_lr_factor: float) -> list[ParameterGroup]:
+        groups = backbone_groups(self.what.vit, head_lr_factor)
+        if isinstance(self.what, LateMaskedViT):
             weight, bias = self.what.head.parameters()
-            groups += [Group([weight], head_lr), Group([bias], head_lr, decay=False)]
+            groups += [ParameterGroup([weight], head_lr_factor), ParameterGroup([bias], head_lr_factor, decay=False)]
         return groups
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------
 
 
-def having_masks(rows: Rows) -> Rows:
+def require_masks(rows: Rows) -> Rows:
+    """The rows, all of which must have a mask."""
     if rows.masks is None:
-        raise UserError(f"{rows.name}: has no masks; give a mask column, or --masks FOLDER, found:BACKBONE, ...")
+        raise UserError(f"{rows.name}: has no masks; give a mask column, or --masks FOLDER or found:BACKBONE")
     missing = [image for image, mask in zip(rows.images, rows.masks, strict=True) if not mask]
     if missing:
         raise UserError(
-            f"{rows.name}: no mask for {len(missing):,} of its pictures, such as {missing[0]}; add them, have all made "
-            "with --masks found:BACKBONE, or train robustvit, which learns from few"
+            f"{rows.name}: no mask for {len(missing):,} images, such as {missing[0]}; add them, make all masks with "
+            "--masks found:BACKBONE, or train robustvit, which needs few"
         )
     return rows
 
 
-def masks_in(rows: Rows, folder: Path) -> list[str]:
-    """Masks under the pictures' paths, with or without their suffix, then any other; "" where there is none."""
+def find_masks(rows: Rows, folder: Path) -> list[str]:
+    """The mask of each image: the file under the image's path, with any suffix, in `folder`; "" where there is none."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder of masks")
-    there: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        there.setdefault(path.relative_to(folder).with_suffix("").as_posix(), []).append(path)
+        files.setdefault(path.relative_to(folder).with_suffix("").as_posix(), []).append(path)
     masks, root = [], rows.root.resolve()
     for image in rows.images:
-        found = there.get(PurePosixPath(image).with_suffix("").as_posix()) or there.get(image) or []
-        if len(found) > 1:
-            raise UserError(f"{folder}: {found[0].name} and {found[1].name} could both be {image}'s mask; keep one")
-        masks += [Path(os.path.relpath(one.resolve(), root)).as_posix() for one in found] or [""]
+        matching = files.get(PurePosixPath(image).with_suffix("").as_posix()) or files.get(image) or []
+        if len(matching) > 1:
+            raise UserError(f"{folder}: {matching[0].name} and {matching[1].name} are both masks of {image}; keep one")
+        masks += [Path(os.path.relpath(path.resolve(), root)).as_posix() for path in matching] or [""]
     return masks
 
 
 def with_masks(rows: Rows, folder: Path) -> Rows:
-    """The rows with masks from a folder, which must have all of them."""
-    masks = masks_in(rows, folder)
+    """The rows with masks from a folder, which must have one for every image."""
+    masks = find_masks(rows, folder)
     missing = [image for image, mask in zip(rows.images, masks, strict=True) if not mask]
     if missing:
         wanted = PurePosixPath(missing[0]).with_suffix(".png")
-        raise UserError(f"{folder}: no mask for {len(missing):,} of the pictures, such as {missing[0]}; add {wanted}")
+        raise UserError(f"{folder}: no mask for {len(missing):,} images, such as {missing[0]}; add {wanted}")
     return replace(rows, masks=masks, notes=(*rows.notes, f"masks from {folder.name}"))
 
 
-def masks_there(masks: str) -> Tell:
-    return having_masks if masks == "data" else partial(with_masks, folder=Path(masks))
+def mask_loader(masks: str) -> AddMasks:
+    """For existing masks: the dataset's own (`data`), or those in a folder."""
+    return require_masks if masks == "data" else partial(with_masks, folder=Path(masks))
 
 
-def kind_of(masks: str) -> tuple[str, str]:
-    """How masks are made, and by what; no kind for those that are there already."""
-    kind, colon, of = masks.partition(":")
-    return (kind, of) if colon and kind in ("found", "tokencut", "u2net") else ("", masks)
+def split_mask_source(masks: str) -> tuple[str, str]:
+    """(`found`, BACKBONE) of `found:BACKBONE`; no kind for masks that exist already."""
+    kind, colon, weights = masks.partition(":")
+    return (kind, weights) if colon and kind in ("found", "tokencut", "u2net") else ("", masks)
 
 
-def from_anywhere(masks: str) -> str:
-    """The same, with a path that holds in every working folder."""
-    kind, of = kind_of(masks)
-    if masks == "data" or not Path(of).exists():
+def absolute_mask_source(masks: str) -> str:
+    """The same `--masks` with an absolute path, valid in every working directory."""
+    kind, path = split_mask_source(masks)
+    if masks == "data" or not Path(path).exists():
         return masks
-    return ":".join(filter(None, [kind, str(Path(of).resolve())]))
+    return ":".join(filter(None, [kind, str(Path(path).resolve())]))
 
 
 def saliency(masks: str, seed: int = 0) -> Look | None:
-    """What makes masks of this name, or None for masks that are there already."""
-    kind, of = kind_of(masks)
+    """The saliency method that makes these masks, or None for masks that exist already."""
+    kind, weights = split_mask_source(masks)
     if not kind:
         return None
-    from ..vit.weights import load_backbone
-    from ..where.saliency import Found, TokenCut, U2Net
-
     if kind == "u2net":
-        return U2Net(of)
-    return {"found": Found, "tokencut": TokenCut}[kind](load_backbone(of, seed=seed))
+        return U2Net(weights)
+    return {"found": Found, "tokencut": TokenCut}[kind](load_backbone(weights, seed=seed))
 
 
-def same_saliency(where: Look, facts: dict[str, Any]) -> str:
-    """Its fingerprint. The weights that look are not in the run folder, so they may have changed since."""
+def check_saliency_weights(where: Look, facts: dict[str, Any]) -> str:
+    """The fingerprint of its weights, which are not in the run folder and must not have changed since training."""
     found = getattr(where, "sha256", None) or weights_sha256(cast(nn.Module, where))
     before = facts.get("saliency_sha256", found)
     if found != before:
-        of = kind_of(facts["masks"])[1]
+        weights = split_mask_source(facts["masks"])[1]
         raise UserError(
-            f"{of}: not the weights that made this run's masks (sha256 {found[:12]} instead of {before[:12]}); "
-            "put those back, or train again"
+            f"{weights}: not the weights that made this run's masks (sha256 {found[:12]} instead of {before[:12]}); "
+            "restore them, or train again"
         )
     return found
+
+
+def mask_writer(where: Look, config: Train, expects: Input, run: Run, accelerator: Accelerator) -> AddMasks:
+    """Makes masks once, as files in the run folder or, with --cache, where other runs find them too."""
+    home = config.cache or run.folder / "masks"
+    return partial(write_masks, where, expects=expects, folder=home, accelerator=accelerator, workers=config.workers)
 
 
 # ---- making ----------------------------------------------------------------------------------------------------------
 
 
-def predictor(vit: ViT, config: EarlyMask, classes: int, *, late: bool) -> MaskedViT | LatelyMaskedViT:
-    bare = resembling(vit, replace(vit.config, classes=0 if late else classes), config.seed)
-    if config.frozen:
-        bare.requires_grad_(False)
-        if bare.head is not None:
-            bare.head.requires_grad_(True)
+def make_predictor(vit: ViT, config: EarlyMask, classes: int, *, late: bool) -> MaskedViT | LateMaskedViT:
+    copy = copy_vit(vit, replace(vit.config, classes=0 if late else classes), config.seed)
+    if config.freeze_backbone:
+        copy.requires_grad_(False)
+        if copy.head is not None:
+            copy.head.requires_grad_(True)
     if not late:
-        return MaskedViT(bare, zoom=Zoom() if config.zoom else None, fill=config.fill)
+        return MaskedViT(copy, zoom=Zoom() if config.zoom else None, fill=config.fill)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return LatelyMaskedViT(bare, classes)
+        return LateMaskedViT(copy, classes)
 
 
-def check_hopeless_masking(config: EarlyMask, *, late: bool) -> None:
-    if config.at_least is not None and not 0 < config.at_least <= 1:
-        raise UserError(f"--at-least {config.at_least}: a share above 0, at most 1")
+def check_masking_config(config: EarlyMask, *, late: bool) -> None:
+    if config.patch_threshold is not None and not 0 < config.patch_threshold <= 1:
+        raise UserError(f"--patch-threshold {config.patch_threshold}: must be above 0 and at most 1")
     for flag, given in (
         ("--sight pixels", config.sight == "pixels"),
         ("--zoom", config.zoom),
@@ -233,30 +248,25 @@ def check_hopeless_masking(config: EarlyMask, *, late: bool) -> None:
             raise UserError(f"{flag}: late masking sees every pixel; use early-mask")
     if config.fill != "mean" and not (config.sight == "pixels" or config.zoom):
         raise UserError(
-            f"--fill {config.fill}: without --sight pixels or --zoom no pixel of a kept patch is hidden; add one"
+            f"--fill {config.fill}: no pixel of a kept patch is hidden without --sight pixels or --zoom; add one"
         )
 
 
 def make_early_mask(
     config: EarlyMask, rows: Rows, run: Run, accelerator: Accelerator, *, late: bool = False
 ) -> tuple[nn.Module, Input]:
-    check_hopeless_masking(config, late=late)
+    check_masking_config(config, late=late)
     vit, expects = open_backbone(config, 0)
-    where, told = saliency(config.masks, config.seed), masks_there(config.masks)
-    seen_by = {} if where is None else {"saliency_sha256": same_saliency(where, run.facts)}
-    if where is not None:  # once for all epochs; they are moved along with their pictures
-        from ..where.mask_files import write_masks
-
-        home = config.cache or run.folder / "masks"
-        told = partial(
-            write_masks, where, expects=expects, folder=home, accelerator=accelerator, workers=config.workers
-        )
-    told(rows)  # so that what is missing is said now
+    where, add_masks, fingerprint = saliency(config.masks, config.seed), mask_loader(config.masks), {}
+    if where is not None:  # made once for all epochs; augmentation transforms masks along with their images
+        fingerprint = {"saliency_sha256": check_saliency_weights(where, run.facts)}
+        add_masks = mask_writer(where, config, expects, run, accelerator)
+    add_masks(rows)  # missing masks are reported now
     if accelerator.is_main_process:
         record_backbone(run, vit, expects, config)
-        run.note(masks=from_anywhere(config.masks), **seen_by)
-    what = predictor(vit, config, len(rows.classes), late=late)
-    return GivenMask(what, Given.of(config), told, where), expects
+        run.note(masks=absolute_mask_source(config.masks), **fingerprint)
+    what = make_predictor(vit, config, len(rows.classes), late=late)
+    return GivenMask(what, MaskSettings.of(config), add_masks, where), expects
 
 
 def make_late_mask(config: LateMask, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
@@ -269,9 +279,10 @@ def build_early_mask(
     config = replace(config, masks=facts.get("masks", config.masks))
     where = saliency(config.masks, config.seed)
     if where is not None:
-        same_saliency(where, facts)
-    what = predictor(ViT(vit_config), config, len(facts["data"]["classes"]), late=late)
-    return GivenMask(what, Given.of(config), None if where is not None else masks_there(config.masks), where)
+        check_saliency_weights(where, facts)
+    what = make_predictor(ViT(vit_config), config, len(facts["data"]["classes"]), late=late)
+    add_masks = None if where is not None else mask_loader(config.masks)
+    return GivenMask(what, MaskSettings.of(config), add_masks, where)
 
 
 def build_late_mask(vit_config: ViTConfig, config: LateMask, facts: dict[str, Any]) -> nn.Module:

@@ -1,51 +1,52 @@
-"""iFAM: the first stage discovers parts, the second answers from their pixels, or patches, and is blind to all others.
+"""iFAM: stage 1 discovers parts, stage 2 predicts from their pixels or patches and is blind to everything else.
 
-In training the mask may pass a gradient straight through to the first stage; in evaluation hidden patches are removed.
+In training the mask may pass a straight-through gradient from stage 2 to stage 1; in evaluation hidden patches are
+removed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ..config import Ifam
-from ..data.multicrop import resizing
+from ..data.multicrop import resize_matrix
 from ..errors import UserError
 from ..sight import Prediction, Sight, cell_share
-from ..training.context import Group
+from ..training.trainable import ParameterGroup
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import load_backbone
-from ..what.masked import MaskedViT, SoftlyMaskedViT
-from ..what.zoom import Zoom, passing, zoom_boxes, zoom_in
+from ..what.masked import MaskedViT, SoftMaskedViT
+from ..what.zoom import Zoom, straight_through_from, zoom_in, zoom_windows
 from ..where.corrections import Correction, PartAssignment
-from ..where.fine import Fine, fine_share
 from ..where.parts import (
     PartDiscovery,
     Parts,
-    foreground,
+    foreground_probability,
     hard_keep,
     in_full_precision,
     soft_keep,
     straight_through,
 )
+from ..where.pixels import PixelSettings, pixel_foreground_probability
 from .base import (
-    Found,
+    PartDetections,
     PartMethod,
     PartSettings,
     RandomDraws,
     backbone_groups,
-    check_hopeless_parts,
-    check_odd_look,
-    fits,
+    check_part_config,
+    check_selector_size,
+    copy_vit,
+    make_selector,
     open_backbone,
+    patches_divide,
     record_backbone,
     record_selector,
     recorded_selector,
-    resembling,
-    selector,
 )
 
 if TYPE_CHECKING:
@@ -54,106 +55,103 @@ if TYPE_CHECKING:
     from ..data.rows import Rows
     from ..training.run_folder import Run
 
-
-@dataclass(frozen=True)
-class Pixels:
-    """How iFAM hides pixels, beyond the patches of the papers."""
-
-    fine: Fine
-    look_again: bool
-
-    @classmethod
-    def of(cls, config: Ifam) -> Pixels | None:
-        if not config.hides_pixels:
-            return None
-        return cls(Fine(sure=config.sure, guide=config.guide), config.look_again is not False)
-
-
-FINE = 28  # patches a side from which on parts are fine enough
+LEARNED_GRID, CLUSTERED_GRID = 28, 14  # patches per side from which on stage 1 is fine enough for pixel masks
 
 
 class IFam(PartMethod):
-    WINDOW = Zoom(margin=0.25, smallest=0.3)  # where to look again: the first sight may have missed a little
+    """Stage 1 is `where`, stage 2 is `what`; with `pixels` the mask is exact to the pixel (ours)."""
 
-    def __init__(
-        self, where: PartDiscovery, what: MaskedViT | SoftlyMaskedViT, how: PartSettings, pixels: Pixels | None = None
-    ):
-        super().__init__(where, how)
-        self.what, self.pixels = what, pixels
-
+    WINDOW = Zoom(
+        margin=0.25, smallest=0.3
+    )  # of the refined look, wide because the first mask may have missed a little
     export_graph = "parts"
 
-    @property
-    def blind(self) -> bool:
-        return not self.how.soft
+    def __init__(
+        self,
+        where: PartDiscovery,
+        what: MaskedViT | SoftMaskedViT,
+        settings: PartSettings,
+        pixels: PixelSettings | None = None,
+    ):
+        super().__init__(where, settings)
+        self.what, self.pixels = what, pixels
 
-    def find(self, images: Tensor) -> Found:
-        found = super().find(images)
-        if not self.looks_again:
+    @property
+    def blind(self) -> bool:  # ty: ignore[incompatible-property-override]
+        return not self.settings.soft_mask
+
+    @property
+    def accepts_masks(self) -> bool:  # ty: ignore[incompatible-property-override]
+        return not self.settings.soft_mask
+
+    @property
+    def refines(self) -> bool:
+        return self.pixels is not None and self.pixels.refine
+
+    # ---- look and judge ----------------------------------------------------------------------------------------------
+
+    def detect(self, images: Tensor) -> PartDetections:
+        found = super().detect(images)
+        if not self.refines:
             return found
-        views, windows = self.closer(images, self.in_pixels(foreground(found.deciding.scores), images))
-        return replace(found, deciding=PartAssignment.of(*self.discover(views)), windows=windows, views=views)
+        first = self.pixel_probability(foreground_probability(found.mask_assignment.scores), images)
+        views, windows = self.zoomed_views(images, first)
+        return replace(found, mask_assignment=PartAssignment.of(*self.discover(views)), windows=windows, views=views)
 
-    def again(self, images: Tensor, found: Found) -> Found:
-        return found if found.windows is None else replace(found, views=self.enlarged(images, found.windows))
+    def restore_views(self, images: Tensor, found: PartDetections) -> PartDetections:
+        return found if found.windows is None else replace(found, views=self.enlarge(images, found.windows))
 
-    @property
-    def accepts_masks(self) -> bool:
-        return not self.how.soft
-
-    @property
-    def looks_again(self) -> bool:
-        return self.pixels is not None and self.pixels.look_again
-
-    def decide(self, images: Tensor, found: Found, correction: Correction | None = None) -> Sight:
-        """Whatever is corrected, the window that was looked at again stays: nothing has to be found anew."""
+    def sight_from(self, images: Tensor, found: PartDetections, correction: Correction | None = None) -> Sight:
+        """Whatever is corrected, the window of the refined look stays the same, so nothing is detected again."""
         correction = correction or Correction()
-        if self.how.soft:
-            parts = correction.shares(found.maps)
+        if self.settings.soft_mask:
+            parts = correction.probabilities(found.maps)
             return Sight(keep=parts[:, :-1].amax(dim=1) > 0.5, parts=parts)
         if self.pixels is None:
-            return super().decide(images, found, correction)
-        looked_at = images if found.views is None else found.views
-        share = self.in_pixels(correction.foreground(found.deciding), looked_at, found.windows)
-        keep, keep_pixels = self.kept(images, share)
-        if found.windows is not None:  # distances are those of the closer look, and the maps are not
-            correction = replace(correction, farthest=None)
-        return Sight(keep=keep, keep_pixels=keep_pixels, parts=correction.shares(found.maps))
+            return super().sight_from(images, found, correction)
+        seen = images if found.views is None else found.views
+        probability = correction.foreground_probability(found.mask_assignment)
+        keep, keep_pixels = self.masks_from(images, self.pixel_probability(probability, seen, found.windows))
+        if found.windows is not None:  # the distance limits are those of the refined look, not of the whole image
+            correction = replace(correction, max_distances=None)
+        return Sight(keep=keep, keep_pixels=keep_pixels, parts=correction.probabilities(found.maps))
 
     def look_at(self, images: Tensor, masks: Tensor) -> Sight:
-        """Where a user says, bool [B, h, w], to the pixel or by patches that are half inside; no parts are found."""
-        if self.how.soft:
-            raise UserError("this method weighs patches by their parts, so that it cannot be shown a mask")
+        """A user's mask, bool [B, h, w], exact to the pixel or as the patches that are half inside; without parts."""
+        if self.settings.soft_mask:
+            raise UserError("--soft-mask: this model weights patches by their parts, so it cannot be given a mask")
+        grid = self.what.vit.grid(images)
         if self.pixels is None:
-            return Sight.of_pixels(masks, self.what.vit.grid(images), at_least=0.5, exact=False)
-        return Sight.of_pixels(masks, self.what.vit.grid(images), at_least=torch.finfo(torch.float32).tiny)
+            return Sight.of_pixels(masks, grid, at_least=0.5, exact=False)
+        return Sight.of_pixels(masks, grid, at_least=torch.finfo(torch.float32).tiny)
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         return self.what.judge(images, sight)
 
     # ---- pixels ------------------------------------------------------------------------------------------------------
 
-    def in_pixels(self, share: Tensor, images: Tensor, windows: Tensor | None = None) -> Tensor:
-        """[B, h, w]: patches' share of the parts, pixel by pixel; where images are enlarged windows, at their place."""
+    def pixel_probability(self, patches: Tensor, images: Tensor, windows: Tensor | None = None) -> Tensor:
+        """[B, h, w]: the patches' foreground probabilities [B, H, W] at the pixels; if `images` are enlarged windows,
+        pasted back to where these are."""
         assert self.pixels is not None
-        share = fine_share(share, images, self.pixels.fine)
-        return share if windows is None else put_back(share, windows)
+        probability = pixel_foreground_probability(patches, images, self.pixels)
+        return probability if windows is None else paste_windows(probability, windows)
 
-    def kept(self, images: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, H, W] and [B, h, w]: the pixels that are surely of a part, and the patches that have enough of them."""
+    def masks_from(self, images: Tensor, probability: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, H, W] and [B, h, w]: pixels above the threshold, and the patches that have enough of them."""
         assert self.pixels is not None
-        keep_pixels = share >= self.pixels.fine.sure
-        return cell_share(keep_pixels, self.what.vit.grid(images)) >= self.pixels.fine.at_least, keep_pixels
+        keep_pixels = probability >= self.pixels.pixel_threshold
+        return cell_share(keep_pixels, self.what.vit.grid(images)) >= self.pixels.patch_threshold, keep_pixels
 
-    def closer(self, images: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """The window around the sight, enlarged, and where it is: the first stage may see all of it."""
+    def zoomed_views(self, images: Tensor, probability: Tensor) -> tuple[Tensor, Tensor]:
+        """The windows around the first mask, enlarged, and where they are. Stage 1 may see all of them."""
         assert self.pixels is not None
-        visible = share >= self.pixels.fine.sure
-        windows = zoom_boxes(visible, margin=self.WINDOW.margin, smallest=self.WINDOW.smallest)
-        return self.enlarged(images, windows), windows
+        visible = probability >= self.pixels.pixel_threshold
+        windows = zoom_windows(visible, margin=self.WINDOW.margin, smallest=self.WINDOW.smallest)
+        return self.enlarge(images, windows), windows
 
-    def enlarged(self, images: Tensor, windows: Tensor) -> Tensor:
-        """[B, 3, h, w]"""
+    def enlarge(self, images: Tensor, windows: Tensor) -> Tensor:
+        """[B, 3, h, w]: the windows at the size of the images, with nothing hidden."""
         assert isinstance(self.what, MaskedViT)
         size = (images.shape[2], images.shape[3])
         everything = images.new_ones(len(images), *size, dtype=torch.bool)
@@ -163,121 +161,140 @@ class IFam(PartMethod):
 
     def losses(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> dict[str, Tensor]:
         parts, losses = self.discovery(images, labels, draws)
-        seen, keep, keep_pixels = self.shown(images, parts, draws)
-        # On a GPU removal would save little, and wait for it in every step.
+        seen, keep, keep_pixels = self.stage2_input(images, parts, draws)
+        # On a GPU removal would save little time, and wait for the device in every step.
         hide = None if keep.dtype != torch.bool else "mask" if images.is_cuda else "removal"
         logits = self.what.vit(seen, keep, keep_pixels, hide=hide).logits
         return losses | {"answer": self.classification_loss(logits, labels)}
 
-    def shown(self, images: Tensor, parts: Parts, draws: RandomDraws) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the second stage is given in training: pictures, patches and pixels; these are boolean if it is to
-        teach the first stage nothing."""
+    def stage2_input(self, images: Tensor, parts: Parts, draws: RandomDraws) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What stage 2 sees in training: images, kept patches and kept pixels; floats with a straight-through gradient
+        to stage 1, or booleans if `mask_gradient` is off."""
         scores = self.where.scores(parts.logits, draws.noise_mask)
-        if isinstance(self.what, SoftlyMaskedViT):
+        if isinstance(self.what, SoftMaskedViT):
             weights = soft_keep(scores, draws.keep_masked)
-            return images, weights if self.how.mask_gradient else weights.detach(), None
+            return images, weights if self.settings.mask_gradient else weights.detach(), None
         if self.pixels is None:
-            kept = straight_through if self.how.mask_gradient else hard_keep
-            seen = self.what.seen(images, kept(scores, draws.keep_masked))
+            mask_function = straight_through if self.settings.mask_gradient else hard_keep
+            seen = self.what.masked_input(images, mask_function(scores, draws.keep_masked))
         else:
-            seen = self.what.seen(images, *self.pixel_masks(images, scores, draws))
+            seen = self.what.masked_input(images, *self.pixel_masks(images, scores, draws))
         return seen.images, seen.keep, seen.keep_pixels
 
     def pixel_masks(self, images: Tensor, scores: Tensor, draws: RandomDraws) -> tuple[Tensor, Tensor]:
-        """[B, H, W] and [B, h, w]"""
+        """[B, H, W] and [B, h, w]: the masks of patches and pixels in training."""
         assert self.pixels is not None
-        with torch.set_grad_enabled(self.how.mask_gradient):
-            share = self.in_pixels(foreground(scores, draws.keep_masked), images)
-            if self.pixels.look_again:
-                views, windows = self.closer(images, share)
+        with torch.set_grad_enabled(self.settings.mask_gradient):
+            probability = self.pixel_probability(foreground_probability(scores, draws.keep_masked), images)
+            if self.pixels.refine:
+                views, windows = self.zoomed_views(images, probability)
                 scores = self.where.discover(views, noise=draws.noise_mask).scores
-                share = self.in_pixels(foreground(scores, draws.keep_masked), views, windows)
-        keep, keep_pixels = self.kept(images, share)
-        if not self.how.mask_gradient:
+                probability = self.pixel_probability(foreground_probability(scores, draws.keep_masked), views, windows)
+        keep, keep_pixels = self.masks_from(images, probability)
+        if not self.settings.mask_gradient:
             return keep, keep_pixels
-        return passing(keep, cell_share(share, keep.shape[1:])), passing(keep_pixels, share)
+        patches = straight_through_from(keep, cell_share(probability, keep.shape[1:]))
+        return patches, straight_through_from(keep_pixels, probability)
 
-    def parameter_groups(self, head_lr: float) -> list[Group]:
-        return [*super().parameter_groups(head_lr), *backbone_groups(self.what.vit, head_lr)]
+    def parameter_groups(self, head_lr_factor: float) -> list[ParameterGroup]:
+        return [*super().parameter_groups(head_lr_factor), *backbone_groups(self.what.vit, head_lr_factor)]
 
 
 @in_full_precision
-def put_back(shares: Tensor, windows: Tensor) -> Tensor:
-    """[B, h, w]: what was found in enlarged windows, at its place in the picture; 0 outside of them."""
-    left, top, right, bottom = windows.to(shares.dtype).unbind(dim=1)
-    rows, columns = shrinking(top, bottom, shares.shape[1]), shrinking(left, right, shares.shape[2])
-    return torch.einsum("byh,bhw,bxw->byx", rows, shares, columns)
+def paste_windows(values: Tensor, windows: Tensor) -> Tensor:
+    """[B, h, w]: values on enlarged windows, shrunk and pasted back to where the windows are; 0 outside of them."""
+    left, top, right, bottom = windows.to(values.dtype).unbind(dim=1)
+    rows, columns = shrinking_weights(top, bottom, values.shape[1]), shrinking_weights(left, right, values.shape[2])
+    return torch.einsum("byh,bhw,bxw->byx", rows, values, columns)
 
 
-def shrinking(start: Tensor, end: Tensor, side: int) -> Tensor:
-    """[B, side, side]: each pixel's weights over those of the enlarged stretch [start, end); 0 outside of it."""
+def shrinking_weights(start: Tensor, end: Tensor, side: int) -> Tensor:
+    """[B, side, side]: each pixel's resampling weights over the pixels of the enlarged [start, end); 0 outside of
+    it."""
     scale = side / (end - start)
-    weights = resizing(-start * scale, side * scale, side, side)
-    places = torch.arange(side, device=start.device)
-    # Antialiasing reaches over the window's edge, and finds nothing at all farther out.
-    return weights.where(((places >= start[:, None]) & (places < end[:, None]))[..., None], 0.0)
+    weights = resize_matrix(-start * scale, side * scale, side, side)
+    positions = torch.arange(side, device=start.device)
+    # Antialiasing reaches over the window's edge; pixels farther out have no source at all.
+    return weights.where(((positions >= start[:, None]) & (positions < end[:, None]))[..., None], 0.0)
 
 
-def predictor(vit: ViT, config: Ifam, classes: int) -> MaskedViT | SoftlyMaskedViT:
-    """The second stage on this backbone: another LayerNorm and a head without a bias, as published."""
+# ---- making ----------------------------------------------------------------------------------------------------------
+
+
+def pixel_settings(config: Ifam) -> PixelSettings | None:
+    """None: whole patches are hidden, as in the paper."""
+    if not config.hides_pixels:
+        return None
+    return PixelSettings(config.pixel_threshold, guide_radius=config.guide_radius, refine=config.refines)
+
+
+def make_predictor(vit: ViT, config: Ifam, classes: int) -> MaskedViT | SoftMaskedViT:
+    """Stage 2 on a copy of this backbone, with another LayerNorm and a head without bias, as published."""
     registers = vit.config.registers * config.registers
     shape = replace(vit.config, classes=classes, head_norm=True, head_bias=False, registers=registers)
-    seeing = resembling(vit, shape, config.seed + 1)
+    stage2 = copy_vit(vit, shape, config.seed + 1)
     if config.freeze_predictor:
-        seeing.requires_grad_(False)
-        for new in (seeing.head, seeing.fc_norm):
+        stage2.requires_grad_(False)
+        for new in (stage2.head, stage2.fc_norm):
             assert new is not None
             new.requires_grad_(True)
-    if config.soft:
-        return SoftlyMaskedViT(seeing)
-    return MaskedViT(seeing, zoom=Zoom() if config.zooms else None)
+    if config.soft_mask:
+        return SoftMaskedViT(stage2)
+    return MaskedViT(stage2, zoom=Zoom() if config.zooms else None)
 
 
 def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    how, classes = PartSettings.of(config), len(rows.classes)
-    check_hopeless_parts(config, accelerator, taught_by_answer=how.mask_gradient)
-    check_hopeless_pixels(config)
+    settings, classes = PartSettings.of(config), len(rows.classes)
+    check_part_config(config, accelerator, mask_gradient=settings.mask_gradient)
+    check_pixel_config(config)
     if config.mask_dropout is not None and not 0 <= config.mask_dropout < 1:
         raise UserError(f"--mask-dropout {config.mask_dropout}: must be at least 0 and below 1")
     vit, expects = open_backbone(config, 0)
     where = vit if config.where is None else load_backbone(config.where, classes=0, seed=config.seed)
-    looked = look_size(config, where, expects)
-    check_odd_look(looked, where, expects)
+    selector_side = selector_size(config, where, expects)
+    check_selector_size(selector_side, where, expects)
     if accelerator.is_main_process:
         record_backbone(run, vit, expects, config)
         record_selector(run, None if where is vit else where)
-        run.note(look_size=looked)
-    what = predictor(vit, config, classes)
-    return IFam(selector(where, config, classes, looked), what, how, Pixels.of(config)), expects
+        run.note(look_size=selector_side)
+    stage1, stage2 = make_selector(where, config, classes, selector_side), make_predictor(vit, config, classes)
+    return IFam(stage1, stage2, settings, pixel_settings(config)), expects
 
 
-def look_size(config: Ifam, where: ViT, expects: Input) -> int | None:
-    """The side of the pictures that parts are found in: twice that of coarse ones, if pixels are to be found."""
-    (h, w), patch, said = expects.size, where.config.patch, config.look_size
-    coarse = config.hides_pixels and h == w and h < FINE * patch and fits(h, 2 * h, patch)
-    return 2 * h if said is None and coarse else said
+def selector_size(config: Ifam, where: ViT, expects: Input) -> int | None:
+    """The image side for stage 1: by default that of the images, for pixel masks twice that where patches are coarse."""
+    (h, w), patch = expects.size, where.config.patch
+    enough = patch * (CLUSTERED_GRID if config.clusters else LEARNED_GRID)
+    coarse = config.hides_pixels and h == w and h < enough and patches_divide(h, 2 * h, patch)
+    return 2 * h if config.selector_size is None and coarse else config.selector_size
 
 
-def check_hopeless_pixels(config: Ifam) -> None:
-    pixels = config.hides_pixels
+def check_pixel_config(config: Ifam) -> None:
+    patches, threshold, radius = not config.hides_pixels, config.pixel_threshold, config.guide_radius
+    needs = "needs pixel masks; add --sight pixels"
     for wrong, complaint in (
-        (config.soft and (pixels or config.zoom), "--soft: weighs whole patches; leave out --sight pixels and --zoom"),
-        (config.look_again and not pixels, "--look-again: finds pixels, so it needs --sight pixels"),
         (
-            config.look_size and not pixels,
-            "--look-size: finer than the patches that answer, so it needs --sight pixels",
+            config.soft_mask and (not patches or config.zoom),
+            "--soft-mask: weights whole patches; leave out --sight pixels and --zoom",
         ),
-        (config.sure != Ifam.sure and not pixels, "--sure: draws the border of pixels, so it needs --sight pixels"),
-        (config.guide != Ifam.guide and not pixels, "--guide: draws the border of pixels, so it needs --sight pixels"),
-        (config.where and not pixels, "--where: another backbone's patches are not these, so it needs --sight pixels"),
-        (not 0 < config.sure < 1, f"--sure {config.sure}: a share above 0 and below 1"),
-        (config.guide < 0, f"--guide {config.guide}: must not be negative"),
+        (config.refine and patches, f"--refine: {needs}"),
+        (config.selector_size and patches, f"--selector-size: {needs}"),
+        (threshold != Ifam.pixel_threshold and patches, f"--pixel-threshold: {needs}"),
+        (radius != Ifam.guide_radius and patches, f"--guide-radius: {needs}"),
+        (config.where and patches, f"--where: the patches of two backbones differ, so it {needs}"),
+        (not 0 < threshold < 1, f"--pixel-threshold {threshold}: must be above 0 and below 1"),
+        (radius is not None and radius < 0, f"--guide-radius {radius}: must not be negative"),
+        (
+            config.clusters and (patches or config.soft_mask or config.mask_gradient),
+            "--selector clusters: is not trained, and finds pixels; leave out --mask-gradient and --sight patches",
+        ),
     ):
         if wrong:
             raise UserError(complaint)
 
 
 def build_ifam(vit_config: ViTConfig, config: Ifam, facts: dict[str, Any]) -> nn.Module:
-    classes, vit, looked = len(facts["data"]["classes"]), ViT(vit_config), facts.get("look_size", config.look_size)
-    where = selector(recorded_selector(facts) or vit, config, classes, looked)
-    return IFam(where, predictor(vit, config, classes), PartSettings.of(config), Pixels.of(config))
+    classes, vit = len(facts["data"]["classes"]), ViT(vit_config)
+    selector_side = facts.get("look_size", config.selector_size)
+    where = make_selector(recorded_selector(facts) or vit, config, classes, selector_side)
+    return IFam(where, make_predictor(vit, config, classes), PartSettings.of(config), pixel_settings(config))

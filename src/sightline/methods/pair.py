@@ -1,4 +1,4 @@
-"""Any *where* with any *what*."""
+"""Any selector with any predictor."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from ..sight import Judge, Look, Method, Prediction, Sight
 
 
 class Pair(Method):
-    """A method out of its two halves, which share nothing but the `Sight`; it is as blind as its *what*."""
+    """A method made of its two halves, which share nothing but the `Sight`; it is as blind as its *what*."""
 
-    export_obstacle = "where it looks is drawn from a hash of each image"
+    export_obstacle = "it looks at random positions drawn from a hash of each image"
 
     def __init__(self, where: Look, what: Judge, *, export_graph: str = ""):
         super().__init__()
         self.where, self.what, self.export_graph = where, what, export_graph
 
     @property
-    def blind(self) -> bool:
+    def blind(self) -> bool:  # ty: ignore[incompatible-property-override]
         return self.what.blind
 
     def look(self, images: Tensor) -> Sight:

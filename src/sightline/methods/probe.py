@@ -1,4 +1,4 @@
-"""The frozen probe: what a backbone knows already, at one scale or several (S²), read out by logistic regression."""
+"""Linear probing: logistic regression on a frozen backbone's features, at one scale or several (S²)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..metrics.inference import predictions_from_logits
 from ..sight import Method, Sight
 from ..training.checkpoint import save_tensors
 from ..vit.model import Input, ViT, ViTConfig
-from ..what.features import cls_features, kept_features
+from ..what.features import cached_features, cls_features
 from ..what.probe import Linear, ScaleProbe, fit_logistic, tune_logistic
 from ..where.attention import cls_attention_map
-from ..where.crops import resized
+from ..where.crops import resize, vit_input_size
 from .base import open_backbone, record_backbone
 from .erm import Classifier, build_erm
 
@@ -32,31 +32,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A logistic regression, what it is worth on the data that chose it, and what else was tried."""
+class FittedProbe:
+    """A logistic regression, its score on the data that selected it, and the scores of the alternatives."""
 
     linear: Linear
     score: float
-    tried: Mapping[Any, float]  # by C, or what else there is to choose
-    selection: dict[str, Any] | None = None  # which data were used how, where that is not as usual
+    tried: Mapping[Any, float]  # by C, or by other hyperparameters
+    selection: dict[str, Any] | None = None  # which data were used, if not as usual
 
 
-Fit = Callable[[Any, "Rows", dict[str, np.ndarray]], Fitted]  # from the configuration, and features by split
+Fit = Callable[
+    [Any, "Rows", dict[str, np.ndarray]], FittedProbe
+]  # from the configuration, the rows, and features by split
 
 
-def fit_probe(config: Probe, rows: Rows, features: dict[str, np.ndarray]) -> Fitted:
-    """On the features of the split `train`: plain, or tuned on those of `val`."""
+def fit_probe(config: Probe, rows: Rows, features: dict[str, np.ndarray]) -> FittedProbe:
+    """Fitted on the training features; unless `--untuned`, C is selected on the validation features."""
     classes = len(rows.classes)
 
     def on_validation(linear: Linear) -> float:
-        return score(predictions_from_logits(rows, rows.where("val"), linear.logits(features["val"])), config.select)
+        return score(
+            predictions_from_logits(rows, rows.split_indices("val"), linear.logits(features["val"])), config.select
+        )
 
-    labels = rows.labels[rows.where("train")]
-    if config.plain:
+    labels = rows.labels[rows.split_indices("train")]
+    if config.untuned:
         linear, tried = fit_logistic(features["train"], labels, classes, standardize=False), {}
     else:
         linear, tried = tune_logistic(features["train"], labels, classes, on_validation)
-    return Fitted(linear, on_validation(linear), tried)
+    return FittedProbe(linear, on_validation(linear), tried)
 
 
 def set_head(head: nn.Linear, linear: Linear) -> None:
@@ -72,7 +76,7 @@ def make_probe(
     folder = config.cache or run.folder / "features"
     features = {
         split: cls_features(
-            vit, rows, rows.where(split), expects, accelerator, folder,
+            vit, rows, rows.split_indices(split), expects, accelerator, folder,
             decoded=config.cache, batch=config.batch, workers=config.workers,
         )
         for split in config.uses
@@ -83,19 +87,19 @@ def make_probe(
     model = Classifier(vit).to(accelerator.device).eval()
     if accelerator.is_main_process:
         record_backbone(run, vit, expects, config)
-        keep_fitted(run, model, fitted, config)
+        save_fitted(run, model, fitted, config)
     return model, expects
 
 
-def keep_fitted(
-    run: Run, model: nn.Module, fitted: Fitted, config: Probe, more: Mapping[str, Any] | None = None
+def save_fitted(
+    run: Run, model: nn.Module, fitted: FittedProbe, config: Probe, more: Mapping[str, Any] | None = None
 ) -> None:
-    """Weights and log of a method that learns in one go; `more` is to be logged besides."""
+    """Save the weights and the log of a method without a training loop; `more` is logged too."""
     linear = fitted.linear
     chosen = {"c": linear.c, "standardized": linear.standardized, config.select: fitted.score}
     if fitted.selection is not None:
         run.note(selection=fitted.selection)
-    run.cut_log(0)  # of a run that was interrupted, or finished, before
+    run.cut_log(0)  # of an earlier run in this folder
     run.log(chosen | {"tried": {str(c): value for c, value in fitted.tried.items()}} | dict(more or {}))
     save_tensors(run.best, model.state_dict(), chosen)
 
@@ -103,11 +107,11 @@ def keep_fitted(
 build_probe: Any = build_erm
 
 
-# ---- several scales --------------------------------------------------------------------------------------------------
+# ---- S² --------------------------------------------------------------------------------------------------------------
 
 
 class ScaleClassifier(ScaleProbe, Method):
-    """Sees everything, at several scales; its map is the attention of the last block at the smallest."""
+    """Sees everything, at several scales; its map is the CLS attention of the last block at the smallest scale."""
 
     sees_everything = True
     export_graph = "whole"
@@ -116,26 +120,19 @@ class ScaleClassifier(ScaleProbe, Method):
         return Sight.everything(images)
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
-        return {"attention": cls_attention_map(self.vit, resized(images, self.size))}
-
-
-def seen_at_once(vit: ViT, expects: Input) -> tuple[int, int]:
-    """The size of what is cut out of pictures for a ViT: whole patches, and no more than it was made for."""
-    patch = vit.config.patch
-    h, w = (min(pair) // patch * patch for pair in zip(expects.size, vit.config.input.size, strict=True))
-    return h, w
+        return {"attention": cls_attention_map(self.vit, resize(images, self.size))}
 
 
 def make_s2(config: S2, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     if not config.scales or min(config.scales) < 1 or len(set(config.scales)) < len(config.scales):
-        said = " ".join(map(str, config.scales))
-        raise UserError(f"--scales {said}: give whole numbers from 1, each once, such as 1 2")
+        given = " ".join(map(str, config.scales))
+        raise UserError(f"--scales {given}: give different integers of at least 1, such as 1 2")
     vit, expects = open_backbone(config, 0)
-    size = seen_at_once(vit, expects)
+    size = vit_input_size(vit, expects.size)
     what = ScaleProbe(vit, size, config.scales)
     features = {
-        split: kept_features(
-            what.embed, [what], rows, rows.where(split), expects, accelerator,
+        split: cached_features(
+            what.embed, [what], rows, rows.split_indices(split), expects, accelerator,
             config.cache or run.folder / "features", decoded=config.cache, batch=config.batch, workers=config.workers,
         )
         for split in config.uses
@@ -146,7 +143,7 @@ def make_s2(config: S2, rows: Rows, run: Run, accelerator: Accelerator) -> tuple
     if accelerator.is_main_process:
         record_backbone(run, vit, expects, config)
         run.note(tiles={"scales": config.scales, "size": size})
-        keep_fitted(run, model, fitted, config)
+        save_fitted(run, model, fitted, config)
     return model.to(accelerator.device).eval(), expects
 
 

@@ -1,4 +1,4 @@
-"""A trained method back from its run folder, as it was trained."""
+"""Restore a trained method from its run folder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..config.stored import stored_config
 from ..errors import UserError
 from ..sight import Method
 from ..training.checkpoint import load_tensors
-from ..training.run_folder import Run, config_of, read_run
+from ..training.run_folder import Run, read_run, vit_config_of
 from ..vit.model import Input
 from . import METHODS, builder_of
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A method with its weights, its classes and what it expects of an image."""
+    """A method with its weights, its classes and its input format."""
 
     method: Method
     classes: tuple[str, ...]
@@ -28,12 +28,12 @@ def restore(folder: str | Path, device: str = "cpu") -> Restored:
     run = read_run(folder)
     if missing := [fact for fact in ("method", "data", "vit") if not run.facts.get(fact)]:
         raise UserError(
-            f"{run.folder}: this run ended before it had a model (run.json says nothing about {missing[0]!r}); "
-            "train it again, with the same command"
+            f"{run.folder}: this run was interrupted before it had a model (run.json has no {missing[0]!r}); "
+            "train it again with the same command"
         )
-    name, vit_config = run.facts["method"], config_of(run)
+    name, vit_config = run.facts["method"], vit_config_of(run)
     if name not in METHODS:
-        raise UserError(f"{run.folder / 'run.json'}: no such method as {name!r}; known: {', '.join(METHODS)}")
+        raise UserError(f"{run.folder / 'run.json'}: unknown method {name!r}; known: {', '.join(METHODS)}")
     config = stored_config(METHODS[name].config, run.facts["config"])
     method = builder_of(name)(vit_config, config, run.facts)
     method.load_state_dict(load_tensors(run.best)[0])

@@ -1,4 +1,4 @@
-"""Rivals that see everything, and let some pictures count more than others: GroupDRO, CVaR-DRO, LfF, JTT."""
+"""Baselines that see everything and weight training images: GroupDRO, CVaR-DRO, LfF, JTT."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from ..config import Erm, Train
 from ..config.reweighing import Cvar, Groupdro, Jtt, Lff
 from ..errors import UserError
 from ..metrics.inference import predict_batches
-from ..training.checkpoint import load_tensors, under
-from ..training.context import Group, TrainBatch, TrainContext, split_batches
-from ..training.distributed import processes
-from ..training.run_folder import Run, config_of, read_run
+from ..training.batches import split_batches
+from ..training.checkpoint import load_tensors, with_prefix
+from ..training.distributed import process_count
+from ..training.run_folder import Run, read_run, vit_config_of
+from ..training.trainable import ParameterGroup, TrainBatch, TrainContext
 from ..vit.model import Input, ViT, ViTConfig
 from .base import backbone_groups, open_and_record
 from .erm import Classifier, build_erm
@@ -33,34 +34,35 @@ if TYPE_CHECKING:
     from ..data.rows import Rows
 
 
-def of_whole_batch(lesson: TrainBatch, *values: Tensor) -> tuple[Tensor | slice, list[Tensor]]:
-    """What all processes know of their pictures, in the batch's order; and which of these are this process's."""
-    if processes() == 1:
+def gather_batch(batch: TrainBatch, *values: Tensor) -> tuple[Tensor | slice, list[Tensor]]:
+    """Values [b] of this process's images, gathered from all processes in the batch's order; and the indices of this
+    process's images among them."""
+    if process_count() == 1:
         return slice(None), list(values)
-    places = lesson.when.places.to(values[0].device)
-    ends = torch.stack([-places.min(), places.max()])
+    positions = batch.info.positions.to(values[0].device)
+    ends = torch.stack([-positions.min(), positions.max()])
     dist.all_reduce(ends, dist.ReduceOp.MAX)
-    ours, count, whole = places + ends[0], int(ends.sum()) + 1, []
+    ours, count, gathered = positions + ends[0], int(ends.sum()) + 1, []
     for value in values:
-        every = value.new_zeros(count)
-        every[ours] = value
-        dist.all_reduce(every)
-        whole.append(every)
-    return ours, whole
+        everywhere = value.new_zeros(count)
+        everywhere[ours] = value
+        dist.all_reduce(everywhere)
+        gathered.append(everywhere)
+    return ours, gathered
 
 
 class Reweighed(Classifier):
-    """Weighs the pictures of a batch by their losses."""
+    """Weights the images of a batch by their losses."""
 
-    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
-        losses = self.classification_loss(self.vit(lesson.images).logits, lesson.labels, reduction="none")
-        groups = lesson.labels if lesson.groups is None else lesson.groups
-        ours, (every, groups) = of_whole_batch(lesson, losses.detach(), groups)
-        weights = self.weigh(every, groups)
-        return {"loss": len(every) * (weights[ours] * losses).mean()}
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
+        losses = self.classification_loss(self.vit(batch.images).logits, batch.labels, reduction="none")
+        groups = batch.labels if batch.groups is None else batch.groups
+        ours, (all_losses, all_groups) = gather_batch(batch, losses.detach(), groups)
+        weights = self.image_weights(all_losses, all_groups)
+        return {"loss": len(all_losses) * (weights[ours] * losses).mean()}
 
-    def weigh(self, losses: Tensor, groups: Tensor) -> Tensor:
-        """[b]: what each picture counts, of the whole batch."""
+    def image_weights(self, losses: Tensor, groups: Tensor) -> Tensor:
+        """[b]: the weight of each image of the whole batch; they sum to 1."""
         raise NotImplementedError
 
 
@@ -68,66 +70,68 @@ class Reweighed(Classifier):
 
 
 class GroupDro(Reweighed):
-    """Groups that are answered badly count more and more (Sagawa et al. 2020, algorithm 1)."""
+    """Groups with a high loss get more and more weight (GroupDRO; Sagawa et al. 2020, algorithm 1)."""
 
-    shares: Tensor
+    shares: Tensor  # [groups]: the group weights q
     adjustment: Tensor
 
-    def __init__(self, vit: ViT, counts: Tensor, step: float = 0.01, adjust: float = 0.0, frozen: bool = False):
-        super().__init__(vit, frozen)
-        self.step = step
-        there = (counts > 0).float()
-        self.register_buffer("shares", there / there.sum())
-        self.register_buffer("adjustment", adjust / counts.clamp(min=1).sqrt(), persistent=False)
+    def __init__(
+        self, vit: ViT, counts: Tensor, step_size: float = 0.01, adjustment: float = 0.0, freeze_backbone: bool = False
+    ):
+        super().__init__(vit, freeze_backbone)
+        self.step_size = step_size
+        present = (counts > 0).float()
+        self.register_buffer("shares", present / present.sum())
+        self.register_buffer("adjustment", adjustment / counts.clamp(min=1).sqrt(), persistent=False)
 
-    def weigh(self, losses: Tensor, groups: Tensor) -> Tensor:
+    def image_weights(self, losses: Tensor, groups: Tensor) -> Tensor:
         member = F.one_hot(groups, len(self.shares)).to(losses.dtype)
         counts = member.sum(dim=0).clamp(min=1)
-        warmup_factor = self.shares * (self.step * (losses @ member / counts + self.adjustment)).exp()
-        self.shares.copy_(warmup_factor / warmup_factor.sum())
+        updated = self.shares * (self.step_size * (losses @ member / counts + self.adjustment)).exp()
+        self.shares.copy_(updated / updated.sum())
         return member @ (self.shares / counts)
 
 
 def make_groupdro(config: Groupdro, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if not (config.step_size >= 0 and config.adjust >= 0):
-        raise UserError(f"--step-size {config.step_size}, --adjust {config.adjust}: must not be negative")
+    if not (config.step_size >= 0 and config.adjustment >= 0):
+        raise UserError(f"--step-size {config.step_size}, --adjustment {config.adjustment}: must not be negative")
     assert rows.groups is not None
     vit, expects = open_and_record(config, rows, run, accelerator)
-    counts = np.bincount(rows.groups[rows.where("train")], minlength=len(rows.group_names))
+    counts = np.bincount(rows.groups[rows.split_indices("train")], minlength=len(rows.group_names))
     if accelerator.is_main_process:
-        used = dict(zip(rows.group_names, counts.tolist(), strict=True))
-        run.note(
-            selection=run.facts["selection"] | {"group_labels": "of the train data, in every step", "pictures": used}
-        )
-    weighed = torch.from_numpy(counts).float()
-    return GroupDro(vit, weighed, config.step_size, config.adjust, config.frozen), expects
+        images = dict(zip(rows.group_names, counts.tolist(), strict=True))
+        uses = {"group_labels": "of the train data, in every step", "pictures": images}
+        run.note(selection=run.facts["selection"] | uses)
+    sizes = torch.from_numpy(counts).float()
+    return GroupDro(vit, sizes, config.step_size, config.adjustment, config.freeze_backbone), expects
 
 
 def build_groupdro(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
     return GroupDro(ViT(vit_config), torch.ones(len(facts["selection"]["pictures"])))
 
 
-# ---- CVaR ------------------------------------------------------------------------------------------------------------
+# ---- CVaR-DRO --------------------------------------------------------------------------------------------------------
 
 
-class WorstShare(Reweighed):
-    """Only the worst answered pictures of a batch count, all alike (CVaR-DRO; Levy et al. 2020, sec. 2)."""
+class CvarDro(Reweighed):
+    """Only the images of a batch with the highest losses count, with equal weights (CVaR-DRO; Levy et al. 2020, sec.
+    2)."""
 
-    def __init__(self, vit: ViT, worst: float = 0.2, frozen: bool = False):
-        super().__init__(vit, frozen)
-        self.worst = worst
+    def __init__(self, vit: ViT, worst_fraction: float = 0.2, freeze_backbone: bool = False):
+        super().__init__(vit, freeze_backbone)
+        self.worst_fraction = worst_fraction
 
-    def weigh(self, losses: Tensor, groups: Tensor) -> Tensor:  # noqa: ARG002
-        many = self.worst * len(losses)
+    def image_weights(self, losses: Tensor, groups: Tensor) -> Tensor:  # noqa: ARG002
+        count = self.worst_fraction * len(losses)
         rank = losses.argsort(descending=True).argsort()
-        return (many - rank).clamp(0, 1) / many  # the last of them may count in part
+        return (count - rank).clamp(0, 1) / count  # the last of them may have a fraction of the weight
 
 
 def make_cvar(config: Cvar, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if not 0 < config.worst <= 1:
-        raise UserError(f"--worst {config.worst}: must be more than 0, and at most 1, which is all pictures")
+    if not 0 < config.worst_fraction <= 1:
+        raise UserError(f"--worst-fraction {config.worst_fraction}: must be above 0 and at most 1 (all images)")
     vit, expects = open_and_record(config, rows, run, accelerator)
-    return WorstShare(vit, config.worst, config.frozen), expects
+    return CvarDro(vit, config.worst_fraction, config.freeze_backbone), expects
 
 
 build_cvar: Any = build_erm
@@ -136,104 +140,115 @@ build_cvar: Any = build_erm
 # ---- LfF -------------------------------------------------------------------------------------------------------------
 
 
-class FromFailure(Classifier):
-    """A second ViT learns what is easy, and the first one what that fails at (LfF; Nam et al. 2020, algorithm 1)."""
+class LfF(Classifier):
+    """Learning from failure (LfF; Nam et al. 2020, algorithm 1): a second, biased ViT learns what is easy, and the
+    first gives more weight to the images that the biased one fails on."""
 
     recent: Tensor
     classes: Tensor
 
-    def __init__(self, vit: ViT, pictures: int, easy: float = 0.7, memory: float = 0.7, frozen: bool = False):
-        super().__init__(vit, frozen)
-        self.biased, self.easy, self.memory = copy.deepcopy(vit), easy, memory
-        self.register_buffer("recent", torch.zeros(2, pictures))  # losses of both, picture by picture
-        self.register_buffer("classes", torch.full((pictures,), -1, dtype=torch.long))  # of pictures seen so far
+    def __init__(self, vit: ViT, images: int, gce_q: float = 0.7, loss_ema: float = 0.7, freeze_backbone: bool = False):
+        super().__init__(vit, freeze_backbone)
+        self.biased, self.gce_q, self.loss_ema = copy.deepcopy(vit), gce_q, loss_ema
+        self.register_buffer("recent", torch.zeros(2, images))  # EMA of the losses of both ViTs, image by image
+        self.register_buffer("classes", torch.full((images,), -1, dtype=torch.long))  # of the images seen so far
 
-    def forward(self, lesson: TrainBatch) -> dict[str, Tensor]:
-        ours, theirs = (
-            self.classification_loss(vit(lesson.images).logits, lesson.labels, reduction="none")
+    def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
+        losses, biased_losses = (
+            self.classification_loss(vit(batch.images).logits, batch.labels, reduction="none")
             for vit in (self.vit, self.biased)
         )
-        counts = self.hardness(lesson, theirs.detach(), ours.detach())
-        sure = (-theirs.detach()).exp()
-        biased = (self.easy * sure**self.easy * theirs).mean()  # the gradient of (1 - p^q) / q, times q
-        return {"loss": (counts * ours).mean() + biased, "biased": biased.detach()}
+        weights = self.relative_difficulty(batch, biased_losses.detach(), losses.detach())
+        probability = (-biased_losses.detach()).exp()
+        # Generalised cross-entropy: the gradient of (1 - p^q) / q, times q.
+        biased = (self.gce_q * probability**self.gce_q * biased_losses).mean()
+        return {"loss": (weights * losses).mean() + biased, "biased": biased.detach()}
 
-    def hardness(self, lesson: TrainBatch, theirs: Tensor, ours: Tensor) -> Tensor:
-        """[b]: the easy one's share of both losses, each smoothed over time and relative to the class's largest."""
-        values = torch.stack([theirs, ours])
-        _, (index, labels, *whole) = of_whole_batch(lesson, lesson.indices, lesson.labels, *values.float())
+    def relative_difficulty(self, batch: TrainBatch, biased_losses: Tensor, losses: Tensor) -> Tensor:
+        """[b]: the biased loss over the sum of both, each an EMA over time and relative to the class's largest."""
+        values = torch.stack([biased_losses, losses])
+        _, (index, labels, *gathered) = gather_batch(batch, batch.indices, batch.labels, *values.float())
         self.classes[index] = labels
-        self.recent[:, index] = self.memory * self.recent[:, index] + (1 - self.memory) * torch.stack(whole)
-        theirs, ours = self.recent[:, lesson.indices] / self.largest()[:, lesson.labels].clamp(min=1e-8)
-        return theirs / (theirs + ours).clamp(min=1e-8)
+        self.recent[:, index] = self.loss_ema * self.recent[:, index] + (1 - self.loss_ema) * torch.stack(gathered)
+        biased, own = self.recent[:, batch.indices] / self.largest_losses()[:, batch.labels].clamp(min=1e-8)
+        return biased / (biased + own).clamp(min=1e-8)
 
-    def largest(self) -> Tensor:
-        """[2, C]: of each class; a picture that was not seen yet has no loss, and takes no part."""
+    def largest_losses(self) -> Tensor:
+        """[2, C]: the largest loss of each class; images not seen yet have loss 0."""
         assert self.vit.head is not None
-        none = self.recent.new_zeros(2, self.vit.head.out_features)
-        return none.scatter_reduce(1, self.classes.clamp(min=0).expand(2, -1), self.recent, "amax")
+        zeros = self.recent.new_zeros(2, self.vit.head.out_features)
+        return zeros.scatter_reduce(1, self.classes.clamp(min=0).expand(2, -1), self.recent, "amax")
 
-    def parameter_groups(self, head_lr: float) -> list[Group]:
-        return [*backbone_groups(self.vit, head_lr), *backbone_groups(self.biased, head_lr)]
+    def parameter_groups(self, head_lr_factor: float) -> list[ParameterGroup]:
+        return [*backbone_groups(self.vit, head_lr_factor), *backbone_groups(self.biased, head_lr_factor)]
 
 
 def make_lff(config: Lff, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if not (config.easy > 0 and 0 <= config.memory < 1):
-        raise UserError(f"--easy {config.easy}: must be more than 0; --memory {config.memory}: from 0 to below 1")
+    if not config.gce_q > 0:
+        raise UserError(f"--gce-q {config.gce_q}: must be above 0")
+    if not 0 <= config.loss_ema < 1:
+        raise UserError(f"--loss-ema {config.loss_ema}: must be at least 0 and below 1")
     vit, expects = open_and_record(config, rows, run, accelerator)
     if accelerator.is_main_process:
         run.note(pictures=len(rows))
-    return FromFailure(vit, len(rows), config.easy, config.memory, config.frozen), expects
+    return LfF(vit, len(rows), config.gce_q, config.loss_ema, config.freeze_backbone), expects
 
 
 def build_lff(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
-    return FromFailure(ViT(vit_config), facts["pictures"])
+    return LfF(ViT(vit_config), facts["pictures"])
 
 
 # ---- JTT -------------------------------------------------------------------------------------------------------------
 
 
-class Twice(Classifier):
-    """Sees the pictures that a first classifier failed at more often (JTT; Liu et al. 2021, algorithm 1)."""
+class JttClassifier(Classifier):
+    """Just train twice (JTT; Liu et al. 2021, algorithm 1): images that a first classifier misclassifies are
+    repeated."""
 
     def __init__(self, vit: ViT, config: Jtt):
-        super().__init__(vit, config.frozen)
-        self.config, self.failed = config, np.zeros(0, dtype=np.int64)
+        super().__init__(vit, config.freeze_backbone)
+        self.config, self.misclassified = config, np.zeros(0, dtype=np.int64)
 
-    def prepare(self, desk: TrainContext, train: Callable[[Train], Path]) -> None:
-        """Train the first classifier, inside this run's folder; it goes on where it was stopped."""
-        folder = desk.run.folder / "first"
+    def prepare(self, context: TrainContext, train: Callable[[Train], Path]) -> None:
+        """Train the first classifier in a folder inside this run's; an interrupted training is resumed."""
+        folder = context.run.folder / "first"
         if not (folder / "metrics.json").exists():
-            same: dict[str, Any] = {field.name: getattr(self.config, field.name) for field in fields(Erm)}
-            train(Erm(**same | {"out": folder, "epochs": self.config.first, "resume": True, "patience": None}))
-        first, rows = read_run(folder), desk.rows
-        self.failed = failures(first, self.config, desk)
-        if desk.accelerator.is_main_process:
-            groups = None if rows.groups is None else rows.groups[self.failed]
-            counts = None if groups is None else np.bincount(groups, minlength=len(rows.group_names)).tolist()
-            by_group = None if counts is None else dict(zip(rows.group_names, counts, strict=True))
-            desk.run.note(first={"run": folder.name, "failed": len(self.failed), "failed_by_group": by_group})
+            settings: dict[str, Any] = {field.name: getattr(self.config, field.name) for field in fields(Erm)}
+            settings.update(out=folder, epochs=self.config.first_epochs, resume=True, patience=None)
+            train(Erm(**settings))
+        first, rows = read_run(folder), context.rows
+        self.misclassified = misclassified_images(first, self.config, context)
+        if context.accelerator.is_main_process:
+            by_group = None
+            if rows.groups is not None:
+                counts = np.bincount(rows.groups[self.misclassified], minlength=len(rows.group_names)).tolist()
+                by_group = dict(zip(rows.group_names, counts, strict=True))
+            facts = {"run": folder.name, "failed": len(self.misclassified), "failed_by_group": by_group}
+            context.run.note(first=facts)
 
     def train_indices(self, rows: Rows) -> np.ndarray:
-        return np.concatenate([super().train_indices(rows), np.repeat(self.failed, self.config.more)])
+        return np.concatenate([super().train_indices(rows), np.repeat(self.misclassified, self.config.upweight)])
 
 
 def make_jtt(config: Jtt, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if config.first < 1 or config.more < 0:
-        raise UserError(f"--first {config.first}: at least one epoch; --more {config.more}: must not be negative")
+    if config.first_epochs < 1:
+        raise UserError(f"--first-epochs {config.first_epochs}: must be at least 1")
+    if config.upweight < 0:
+        raise UserError(f"--upweight {config.upweight}: must not be negative")
     vit, expects = open_and_record(config, rows, run, accelerator)
-    return Twice(vit, config), expects
+    return JttClassifier(vit, config), expects
 
 
-def failures(first: Run, config: Jtt, desk: TrainContext) -> np.ndarray:
-    """The training pictures that it answers wrongly, with the weights that it had in the end."""
-    model = Classifier(ViT(config_of(first)))
-    model.load_state_dict(under("model.", load_tensors(first.last)[0]))
-    with closing(split_batches(desk, "train", config)) as batches:
-        answers = predict_batches(model.to(desk.accelerator.device).eval(), desk.rows, batches, desk.accelerator)
-    if desk.accelerator.is_main_process:
-        answers.save_csv(first.folder / "predictions" / "train.csv")
-    return desk.rows.where("train")[~answers.correct]
+def misclassified_images(first: Run, config: Jtt, context: TrainContext) -> np.ndarray:
+    """The training images that the first classifier misclassifies, with its last weights."""
+    model = Classifier(ViT(vit_config_of(first)))
+    model.load_state_dict(with_prefix("model.", load_tensors(first.last)[0]))
+    model.to(context.accelerator.device).eval()
+    with closing(split_batches(context, "train", config)) as batches:
+        predictions = predict_batches(model, context.rows, batches, context.accelerator)
+    if context.accelerator.is_main_process:
+        predictions.save_csv(first.folder / "predictions" / "train.csv")
+    return context.rows.split_indices("train")[~predictions.correct]
 
 
 build_jtt: Any = build_erm

@@ -1,7 +1,7 @@
-"""TTR: patches of recent pictures are clustered; CLIP sees the cluster that holds the subject, and nothing else.
+"""TTR: the patches of recent images are clustered, and CLIP sees only the cluster that shows the subject.
 
-The queue begins with the last validation pictures, so that the test data are answered alike, whether right after these
-or by themselves later, and no picture is seen before its turn.
+The queue starts with the last validation images, so that predictions on the test data are the same right after training
+and later, and no test image is seen before its turn.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..errors import UserError
 from ..metrics.inference import inference_batches, map_batches
 from ..sight import Method, Prediction, Sight
 from ..vit.model import Input, ViT, ViTConfig
-from ..what.zeroshot import ZeroShot, projected
-from ..where.clusters import Clustering, cluster, subject
-from .zeroshot import asked, keep_untrained, unsaid
+from ..what.zeroshot import ZeroShot, project_tokens
+from ..where.clusters import Clustering, cluster_tokens, subject_cluster
+from .zeroshot import empty_text_embeddings, prepare_clip, save_untrained
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ..training.run_folder import Run
 
 
-class Recaller(Method):
-    """Its sight depends on the pictures it was shown before: the last `len(start)`, this one included."""
+class TtrClassifier(Method):
+    """Its sight depends on the last `len(start)` images it has seen, including the current one."""
 
     blind = True
     export_obstacle = "its predictions depend on the images it has seen before"
@@ -44,97 +44,99 @@ class Recaller(Method):
         super().__init__()
         self.what, self.clustering, self.recent = what, clustering, None
         self.register_buffer("general", general)  # [P], normalised
-        self.register_buffer("start", start)  # [Q, N, P]: the queue to begin with
+        self.register_buffer("start", start)  # [Q, N, P]: the initial queue
 
     def look(self, images: Tensor) -> Sight:
-        check_several_processes()
+        check_single_process()
         queue = self.start if self.recent is None else self.recent
         H, W = self.what.vit.grid(images)
         if queue.shape[1] != H * W:
-            raise ValueError(f"its queue is of pictures with {queue.shape[1]} patches, and these have {H * W}")
+            raise ValueError(f"the queue has images of {queue.shape[1]} patches, and these have {H * W}")
         keep = []
         for tokens in patch_tokens(self.what.vit, images):
             queue = torch.cat([queue[1:], tokens[None].to(queue.dtype)])
-            labels = cluster(queue.flatten(0, 1), self.clustering)[-len(tokens) :]
-            keep.append(labels == subject(tokens, labels, self.general))
+            labels = cluster_tokens(queue.flatten(0, 1), self.clustering)[-len(tokens) :]
+            keep.append(labels == subject_cluster(tokens, labels, self.general))
         self.recent = queue.detach()
         return Sight(keep=torch.stack(keep).view(-1, H, W))
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
         return self.what.judge(images, sight)
 
-    def maps(self, images: Tensor) -> dict[str, Tensor]:  # noqa: ARG002 (there is nothing to draw but the cluster)
+    def maps(self, images: Tensor) -> dict[str, Tensor]:  # noqa: ARG002 (no map, only the cluster)
         return {}
 
     def extra_repr(self) -> str:
         return str(self.clustering)
 
 
-def check_several_processes() -> None:
+def check_single_process() -> None:
     if (
         torch.distributed.is_available()
         and torch.distributed.is_initialized()
         and torch.distributed.get_world_size() > 1
     ):
-        raise UserError("ttr answers pictures in order, each after those before it: run it in one process")
+        raise UserError("ttr: predictions depend on the order of images; run it in one process")
 
 
 def patch_tokens(vit: ViT, images: Tensor) -> Tensor:
-    """[B, N, P]: the patches where CLIP's words are, not normalised."""
+    """[B, N, P]: patch tokens in CLIP's joint embedding space, not normalised."""
     patches = vit(images).patches
     with torch.autocast(images.device.type, enabled=False):
-        return projected(vit, patches)
+        return project_tokens(vit, patches)
 
 
 # ---- making ----------------------------------------------------------------------------------------------------------
 
 
-def check_value(config: Ttr) -> None:
-    if not config.general or not config.general.strip():
-        raise UserError('--general: say what all pictures are of, such as --general "a photo of a bird."')
+def check_ttr_config(config: Ttr) -> None:
+    if not config.general_prompt or not config.general_prompt.strip():
+        raise UserError(
+            '--general-prompt: describe what all images show, such as --general-prompt "a photo of a bird."'
+        )
     for flag in ("queue", "clusters", "components", "rank"):
         if getattr(config, flag) < 1:
             raise UserError(f"--{flag} {getattr(config, flag)}: must be at least 1")
     if config.components > config.rank:
-        raise UserError(f"--components {config.components}: there are no more than --rank, {config.rank}")
+        raise UserError(f"--components {config.components}: must be at most --rank, {config.rank}")
     if config.sigma < 0:
         raise UserError(f"--sigma {config.sigma}: must not be negative")
-    check_several_processes()
+    check_single_process()
 
 
-def check_few_patches(config: Ttr, patch: int, expects: Input) -> None:
+def check_cluster_count(config: Ttr, patch: int, expects: Input) -> None:
     patches = config.queue * (expects.size[0] // patch) * (expects.size[1] // patch)
     if config.clusters > patches:
         raise UserError(
-            f"--clusters {config.clusters}: a queue of {config.queue} pictures has {patches} patches to divide; name "
-            "fewer, or a longer --queue"
+            f"--clusters {config.clusters}: more than the {patches} patches of a queue of {config.queue} images; use "
+            "fewer clusters or a longer --queue"
         )
 
 
 def make_ttr(config: Ttr, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    check_value(config)
-    assert config.general is not None
-    clip, text, expects = asked(config, rows)
-    check_few_patches(config, clip.vit.config.patch, expects)
-    (general,) = clip.embed([config.general])
-    val = rows.where("val")
-    last = val[np.arange(-config.queue, 0) % len(val)]  # from the start again, where they are too few
+    check_ttr_config(config)
+    assert config.general_prompt is not None
+    clip, text, expects = prepare_clip(config, rows)
+    check_cluster_count(config, clip.vit.config.patch, expects)
+    (general,) = clip.embed([config.general_prompt])
+    val = rows.split_indices("val")
+    last = val[np.arange(-config.queue, 0) % len(val)]  # repeated if there are too few
     vit = clip.vit.to(accelerator.device)
     batches = inference_batches(rows, last, expects, accelerator, batch=config.batch, workers=config.workers)
     try:
         start = map_batches(lambda images, _: patch_tokens(vit, images), batches, accelerator)
     finally:
         batches.close()
-    how = Clustering(config.clusters, config.components, config.rank, config.sigma, config.seed)
+    clustering = Clustering(config.clusters, config.components, config.rank, config.sigma, config.seed)
     what = ZeroShot(vit, expects.size, text, clip.scale)
-    model = Recaller(what, general, torch.from_numpy(start), how).to(accelerator.device).eval()
+    model = TtrClassifier(what, general, torch.from_numpy(start), clustering).to(accelerator.device).eval()
     if accelerator.is_main_process:
-        run.note(clustering=asdict(how), queue=list(start.shape[:2]))
-        keep_untrained(run, model, clip.vit, expects, config, rows, {"general": config.general})
+        run.note(clustering=asdict(clustering), queue=list(start.shape[:2]))
+        save_untrained(run, model, clip.vit, expects, config, rows, {"general": config.general_prompt})
     return model, expects
 
 
 def build_ttr(vit_config: ViTConfig, _: Train, facts: Mapping[str, Any]) -> nn.Module:
-    what = ZeroShot(ViT(vit_config), vit_config.input.size, unsaid(vit_config, dict(facts)))
+    what = ZeroShot(ViT(vit_config), vit_config.input.size, empty_text_embeddings(vit_config, dict(facts)))
     start = torch.zeros(*facts["queue"], vit_config.classes)
-    return Recaller(what, torch.zeros(vit_config.classes), start, Clustering(**facts["clustering"]))
+    return TtrClassifier(what, torch.zeros(vit_config.classes), start, Clustering(**facts["clustering"]))

@@ -1,1 +1,1 @@
-"""What predictions are worth: the predictions table, group metrics, intervals, localisation, overlap, key points, cost."""
+"""Metrics: the predictions table, group metrics, intervals, localisation, overlap, key points, compute cost."""

@@ -1,4 +1,4 @@
-"""Several runs in one table: which differences are more than chance, on the same images, pair by pair."""
+"""Several methods in one table: which differences are significant, paired on the same images."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from ..errors import UserError
 from .estimates import Estimate, Metrics
-from .groups import RESAMPLES, Cells, Parts, across_seeds
-from .intervals import TAIL, Sample, least_gain, over_runs, resample
-from .predictions import Predictions, aligned
+from .groups import RESAMPLES, Cells, Subsets, evaluate_seeds
+from .intervals import TAIL, Sample, gain_lower_bound, mean_over_runs, resample
+from .predictions import Predictions, align_runs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One method, perhaps with several seeds, and how far it is above the reference (None for the reference)."""
+    """One method, perhaps with several seeds, and its gain over the reference (None for the reference itself)."""
 
     name: str
     metrics: Metrics
@@ -35,15 +35,25 @@ class Entry:
 @dataclass(frozen=True)
 class Comparison:
     reference: str
-    worst_of: str  # "group", or "class" where no groups are known
+    worst_of: str  # "group", or "class" where there are no group labels
     entries: tuple[Entry, ...]
     warnings: tuple[str, ...] = ()
 
     @property
     def header(self) -> tuple[str, ...]:
-        gains = f"accuracy − {self.reference}", "", f"worst {self.worst_of} − {self.reference}", ""
-        gap = ("background gap",) if self.has_background_gap else ()
-        return "", "seeds", "accuracy", f"worst {self.worst_of}", *gap, *gains
+        worst = f"Worst-{self.worst_of} accuracy"
+        gap = ("Background gap",) if self.has_background_gap else ()
+        return (
+            "",
+            "Seeds",
+            "Accuracy",
+            worst,
+            *gap,
+            f"Accuracy − {self.reference}",
+            "",
+            f"{worst} − {self.reference}",
+            "",
+        )
 
     @property
     def has_background_gap(self) -> bool:
@@ -55,10 +65,10 @@ class Comparison:
             (
                 entry.name,
                 str(entry.metrics.seeds),
-                *(f"{e.figure}  {e.interval}" for e in (entry.metrics.accuracy, entry.worst)),
+                *(f"{e.value_text}  {e.interval}" for e in (entry.metrics.accuracy, entry.worst)),
                 *([str(entry.metrics.background_gap or "–")] if self.has_background_gap else []),
-                *_gain(entry.accuracy_gain),
-                *_gain(entry.worst_gain),
+                *_gain_cells(entry.accuracy_gain),
+                *_gain_cells(entry.worst_gain),
             )
             for entry in self.entries
         ]
@@ -66,9 +76,9 @@ class Comparison:
     def table(self) -> Table:
         from rich.table import Column, Table
 
-        longest = max((entry.worst_gain.how for entry in self.entries if entry.worst_gain), key=len)
-        caption = f"The same {self.entries[0].metrics.n:,} images for all. Differences: {longest}."
-        header = [Column(name, overflow="fold") for name in self.header]  # names may share their beginning
+        how = max((entry.worst_gain.how for entry in self.entries if entry.worst_gain), key=len)
+        caption = f"The same {self.entries[0].metrics.n:,} images for all. Differences: {how}."
+        header = [Column(name, overflow="fold") for name in self.header]  # never cut off: names may share a prefix
         table = Table(*header, box=None, pad_edge=False, caption=caption)
         table.caption_justify = "left"
         for row in self.rows():
@@ -90,13 +100,14 @@ class Comparison:
 
 
 def verdict(gain: Estimate) -> str:
+    """Whether the 95 % interval of a difference excludes 0."""
     if gain.low > 0:
         return "better"
     return "worse" if gain.high < 0 else "undecided"
 
 
-def _gain(gain: Estimate | None) -> tuple[str, str]:
-    return (f"{gain.figure}  {gain.interval}", verdict(gain)) if gain else ("–", "")
+def _gain_cells(gain: Estimate | None) -> tuple[str, str]:
+    return (f"{gain.value_text}  {gain.interval}", verdict(gain)) if gain else ("–", "")
 
 
 def _gain_to_dict(gain: Estimate | None) -> dict[str, Any] | None:
@@ -111,68 +122,66 @@ def compare(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Comparison:
-    """Every method against the reference, by default the first, on the images that all of them answered.
+    """Every method against the reference, by default the first, on the same images.
 
-    The images are drawn once for both of a pair, the seeds of each for itself.
+    A pair shares the resampled images; the seeds of each method are resampled independently.
     """
-    empty = [name for name, answers in named.items() if not answers]
+    empty = [name for name, predictions in named.items() if not predictions]
     if empty:
-        raise UserError(f"the run {empty[0]!r} has no answers to compare")
+        raise UserError(f"run {empty[0]!r} has no predictions to compare")
     if len(named) < 2:
-        raise UserError("one run alone cannot be compared: name at least two")
+        raise UserError("a single run cannot be compared: give at least two")
     reference = next(iter(named)) if reference is None else reference
     if reference not in named:
-        raise UserError(f"there is no run {reference!r} to compare with: choose one of {', '.join(named)}")
-    runs = _on_the_same_images(named)
+        raise UserError(f"no run {reference!r} to compare with: choose one of {', '.join(named)}")
+    runs = _align_named(named)
     entries = []
-    for name, answers in runs.items():
-        metrics = across_seeds(answers, train_group_counts=train_group_counts, seed=seed, resamples=resamples)
-        gains = (None, None) if name == reference else _gains(answers, runs[reference], resamples, seed)
+    for name, predictions in runs.items():
+        metrics = evaluate_seeds(predictions, train_group_counts=train_group_counts, seed=seed, resamples=resamples)
+        gains = (None, None) if name == reference else _gains(predictions, runs[reference], resamples, seed)
         entries.append(Entry(name, metrics, *gains))
     worst_of = "class" if entries[0].metrics.worst_group is None else "group"
     return Comparison(reference, worst_of, tuple(entries), tuple(_warnings(entries)))
 
 
-def _on_the_same_images(named: Mapping[str, Sequence[Predictions]]) -> dict[str, list[Predictions]]:
+def _align_named(named: Mapping[str, Sequence[Predictions]]) -> dict[str, list[Predictions]]:
     titled = [
-        (name, f"{name} (seed {number})" if len(answers) > 1 else name, run)
-        for name, answers in named.items()
-        for number, run in enumerate(answers, 1)
+        (name, f"{name} (seed {number})" if len(predictions) > 1 else name, run)
+        for name, predictions in named.items()
+        for number, run in enumerate(predictions, 1)
     ]
     runs: dict[str, list[Predictions]] = {name: [] for name in named}
-    for (name, _, _), run in zip(titled, aligned([(title, run) for _, title, run in titled]), strict=True):
+    for (name, _, _), run in zip(titled, align_runs([(title, run) for _, title, run in titled]), strict=True):
         runs[name].append(run)
     return runs
 
 
 def _gains(
-    answers: Sequence[Predictions], others: Sequence[Predictions], resamples: int, seed: int
+    ours: Sequence[Predictions], theirs: Sequence[Predictions], resamples: int, seed: int
 ) -> tuple[Estimate, Estimate]:
-    first, cells = answers[0], Cells.of(answers[0])
-    correct = [np.stack([run.correct for run in block], axis=1) for block in (answers, others)]
-    ours, theirs = resample(correct, cells.of_image, resamples, seed)
+    first, cells = ours[0], Cells.of(ours[0])
+    correct = [np.stack([run.correct for run in block], axis=1) for block in (ours, theirs)]
+    samples = resample(correct, cells.of_image, resamples, seed)
     how = f"paired bootstrap over images within {'classes' if first.groups is None else 'groups'}"
-    how += " and over seeds" if len(answers) + len(others) > 2 else ""
-    if first.groups is None:
-        parts = cells.parts(cells.labels, first.classes)
-    else:
-        parts = cells.parts(cells.groups, first.group_names)
-    return _accuracy_gain(ours, theirs, cells, how), _worst_gain(ours, theirs, parts, len(first), how)
+    how += " and over seeds" if len(ours) + len(theirs) > 2 else ""
+    subsets = cells.worst_of(first, "class" if first.groups is None else "group")
+    return _accuracy_gain(*samples, cells, how), _worst_gain(*samples, subsets, len(first), how)
 
 
 def _accuracy_gain(ours: Sample, theirs: Sample, cells: Cells, how: str) -> Estimate:
     n = int(cells.sizes.sum())
-    (our_value, our_draws), (their_value, their_draws) = (s.averages(cells.sizes / n) for s in (ours, theirs))
-    draws = over_runs(our_draws, ours.runs) - over_runs(their_draws, theirs.runs)
+    (our_value, our_draws), (their_value, their_draws) = (s.weighted_mean(cells.sizes / n) for s in (ours, theirs))
+    draws = mean_over_runs(our_draws, ours.runs) - mean_over_runs(their_draws, theirs.runs)
     low, high = np.quantile(draws, [TAIL, 1 - TAIL])
     return Estimate(our_value.mean() - their_value.mean(), low, high, n, how, difference=True)
 
 
-def _worst_gain(ours: Sample, theirs: Sample, parts: Parts, n: int, how: str) -> Estimate:
-    (our_values, our_draws), (their_values, their_draws) = (s.parts(parts.shares) for s in (ours, theirs))
+def _worst_gain(ours: Sample, theirs: Sample, subsets: Subsets, n: int, how: str) -> Estimate:
+    our_values, our_draws = ours.subset_accuracies(subsets.weights)
+    their_values, their_draws = theirs.subset_accuracies(subsets.weights)
     value = our_values.min(axis=1).mean() - their_values.min(axis=1).mean()
-    low = least_gain(our_draws, ours.runs, their_draws, theirs.runs)
-    high = -least_gain(their_draws, theirs.runs, our_draws, ours.runs)
+    low = gain_lower_bound(our_draws, ours.runs, their_draws, theirs.runs)
+    high = -gain_lower_bound(their_draws, theirs.runs, our_draws, ours.runs)
     how += "; both minima are biased low, and the interval allows for each that could be the worst"
     return Estimate(value, low, high, n, how, difference=True)
 
@@ -180,4 +189,4 @@ def _worst_gain(ours: Sample, theirs: Sample, parts: Parts, n: int, how: str) ->
 def _warnings(entries: Sequence[Entry]) -> Iterator[str]:
     yield from dict.fromkeys(warning for entry in entries for warning in entry.metrics.warnings)
     if len(entries) > 2:
-        yield f"{len(entries) - 1} methods are compared, each at 95 %: one verdict in twenty may be chance"
+        yield f"{len(entries) - 1} comparisons at 95 % each, not corrected: one verdict in twenty may be chance"

@@ -1,4 +1,4 @@
-"""Figures that say how sure they are, and the table of them."""
+"""Metrics with their uncertainty: `Estimate` (value, 95 % interval, n) and the table `Metrics` of them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from rich.table import Table
 
-FIGURES = {
-    "accuracy": "accuracy",
-    "balanced": "class-balanced accuracy",
-    "adjusted": "adjusted average (training proportions)",
-    "mean_of_groups": "mean of groups",
-    "worst_group": "worst group",
-    "minority_worst_group": "worst minority group",
-    "worst_class": "worst class",
-    "group_gap": "accuracy − worst group",
-    "background_gap": "background gap (same − random)",
-    "auc": "AUC",
-    "minority_auc": "AUC on minority groups",
-    "worst_pair_auc": "AUC of the worst pair of groups",
+METRIC_LABELS = {
+    "accuracy": "Accuracy",
+    "balanced": "Class-balanced accuracy",
+    "adjusted": "Adjusted average accuracy",
+    "mean_of_groups": "Mean group accuracy",
+    "worst_group": "Worst-group accuracy",
+    "minority_worst_group": "Worst minority-group accuracy",
+    "worst_class": "Worst-class accuracy",
+    "group_gap": "Accuracy − worst-group accuracy",
+    "background_gap": "Background gap (same − random)",
+    "auc": "AUROC",
+    "minority_auc": "AUROC on minority groups",
+    "worst_pair_auc": "AUROC of the worst pair of groups",
 }
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its 95 % interval, the number of images behind it, and how the interval was made."""
+    """A metric with its 95 % interval, the number of images behind it, and the method of the interval."""
 
     value: float
     low: float
@@ -39,11 +39,11 @@ class Estimate:
     n: int
     how: str
     of: str = ""  # which group, class or pair is the worst
-    difference: bool = False  # of two figures: in points, and perhaps negative
+    difference: bool = False  # of two metrics: in percentage points, may be negative
 
     def __post_init__(self) -> None:
         floor = -1.0 if self.difference else 0.0
-        for name, number in (  # rounding, or a shifted centre, must not leave the value outside
+        for name, number in (  # neither rounding nor re-centring may put the value outside its interval
             ("low", min(max(self.low, floor), self.value)),
             ("high", max(min(self.high, 1.0), self.value)),
             ("value", self.value),
@@ -51,10 +51,10 @@ class Estimate:
             object.__setattr__(self, name, float(number))
 
     def __str__(self) -> str:
-        return f"{self.figure}  {self.interval}  n {self.n:,}"
+        return f"{self.value_text}  {self.interval}  n {self.n:,}"
 
     @property
-    def figure(self) -> str:
+    def value_text(self) -> str:
         return f"{100 * self.value:+.1f} points" if self.difference else f"{100 * self.value:.1f} %"
 
     @property
@@ -64,23 +64,23 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What can be said about one run, or about several seeds of one, on one split."""
+    """All metrics of one run, or of several seeds of one method, on one split."""
 
     split: str
     n: int
     seeds: int
     accuracy: Estimate
-    balanced: Estimate  # mean of the classes
+    balanced: Estimate  # mean of the class accuracies
     worst_class: Estimate
     classes: dict[str, Estimate]
     groups: dict[str, Estimate] = field(default_factory=dict)
     adjusted: Estimate | None = None  # group accuracies weighted by training proportions (Sagawa et al. 2020)
     mean_of_groups: Estimate | None = None
     worst_group: Estimate | None = None  # of all groups
-    minority_worst_group: Estimate | None = None  # of each label's rarest group in training, as many papers have it
+    minority_worst_group: Estimate | None = None  # worst of each label's rarest group in training, as in many papers
     group_gap: Estimate | None = None
     background_gap: Estimate | None = None  # accuracy on same-class minus random backgrounds (ImageNet-9's BG-GAP)
-    auc: Estimate | None = None  # binary tasks; the second class is the positive one
+    auc: Estimate | None = None  # AUROC of binary tasks; the second class is the positive one
     minority_auc: Estimate | None = None  # positives against negatives of minority groups (SIIM-ACR's robust test set)
     worst_pair_auc: Estimate | None = None  # lowest of: positives of one group against negatives of one group
     warnings: tuple[str, ...] = ()
@@ -91,72 +91,63 @@ class Metrics:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Metrics:
         read: dict[str, Any] = dict(values) | {"warnings": tuple(values["warnings"])}
-        for name in FIGURES:
+        for name in METRIC_LABELS:
             read[name] = Estimate(**values[name]) if values[name] else None
         for kind in ("classes", "groups"):
             read[kind] = {name: Estimate(**estimate) for name, estimate in values[kind].items()}
         return cls(**read)
 
     def rows(self, limit: int = 20) -> list[tuple[str, str, str, str]]:
-        """Name, value, interval, n; where there are more than `limit` groups or classes, the worst of them."""
-        figures = [(label, getattr(self, name)) for name, label in FIGURES.items()]
-        rows = [_row(f"{label}: {e.of}" if e.of else label, e) for label, e in figures if e is not None]
-        for kind, cells in (("group", self.groups), ("class", self.classes)):
+        """Label, value, interval, n; of more than `limit` groups or classes only the worst."""
+        labelled = [(label, getattr(self, name)) for name, label in METRIC_LABELS.items()]
+        rows = [_row(f"{label}: {e.of}" if e.of else label, e) for label, e in labelled if e is not None]
+        for kind, cells in (("Group", self.groups), ("Class", self.classes)):
             shown = list(cells.items())
             if len(cells) > limit:
                 shown = sorted(shown, key=lambda item: item[1].value)[:limit]
             rows += [_row(f"{kind} {name}", estimate) for name, estimate in shown]
             if len(cells) > limit:
-                rows.append((f"({kind}: {len(cells) - limit} better ones not shown)", "", "", ""))
+                rows.append((f"({kind}: {len(cells) - limit} with higher accuracy not shown)", "", "", ""))
         return rows
 
     def table(self) -> Table:
         from rich.table import Table
 
-        hows: dict[str, list[str]] = {}
-        for name, label in FIGURES.items():
+        methods: dict[str, list[str]] = {}
+        for name, label in METRIC_LABELS.items():
             if estimate := getattr(self, name):
-                hows.setdefault(estimate.how, []).append(label)
+                methods.setdefault(estimate.how, []).append(label)
         for kind, cells in (("every group", self.groups), ("every class", self.classes)):
             for how in {estimate.how for estimate in cells.values()}:
-                hows.setdefault(how, []).append(kind)
-        caption = "\n".join(f"{', '.join(labels)}: {how}." for how, labels in hows.items())
-        table = Table("", "value", "95 % interval", "n", box=None, pad_edge=False, caption=caption)
+                methods.setdefault(how, []).append(kind)
+        caption = "\n".join(f"{', '.join(labels)}: {how}." for how, labels in methods.items())
+        table = Table("", "Value", "95 % interval", "n", box=None, pad_edge=False, caption=caption)
         table.caption_justify = "left"
         for row in self.rows():
             table.add_row(*row)
         return table
 
     def headline(self) -> str:
+        """Accuracy and worst-group accuracy (worst-class accuracy without group labels) in one sentence."""
         worst, kind = (self.worst_group, "group") if self.worst_group else (self.worst_class, "class")
-        link = "but on only" if worst.high < self.accuracy.low else "and on"
-        value, interval = _whole_numbers(self.accuracy)
-        worst_value, worst_interval = _whole_numbers(worst)
         return (
-            f"Right on {value} of all images {interval}, {link} {worst_value} {worst_interval} "
-            f"of the worst {kind}, {worst.of} (n {worst.n:,})"
+            f"Accuracy {self.accuracy.value_text}; worst-{kind} accuracy {worst.value_text} {worst.interval} "
+            f"({worst.of}, n = {worst.n:,})."
         )
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
-    """The content of a metrics.json: `splits`, by which rule and where the weights were selected, perhaps `data`."""
+    """The content of a metrics.json: `splits`, how the checkpoint was selected, and perhaps `data`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         for metrics in content["splits"].values():
             Metrics.from_dict(metrics)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `sightline evaluate` makes it") from None
+        raise UserError(f"{path}: no such file; create it with `sightline evaluate`") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: damaged ({error}); remove it and evaluate again") from error
     return content
 
 
 def _row(name: str, estimate: Estimate) -> tuple[str, str, str, str]:
-    return name, estimate.figure, estimate.interval, f"{estimate.n:,}"
-
-
-def _whole_numbers(estimate: Estimate) -> tuple[str, str]:
-    """Per cent without decimals, unless that would make nearly all look like all, or a little like nothing."""
-    digits = 0 if 0.01 < estimate.value < 0.99 else 1
-    value, low, high = (f"{100 * x:.{digits}f}" for x in (estimate.value, estimate.low, estimate.high))
-    return f"{value} %", f"[{low}, {high}]"
+    return name, estimate.value_text, estimate.interval, f"{estimate.n:,}"

@@ -1,4 +1,4 @@
-"""From a method and rows to answers."""
+"""Inference: from a method and rows of a dataset to predictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..console.terminal import watched
 from ..data.batches import Batches
 from ..data.cache import Cache
-from ..data.images import Canvas
+from ..data.images import Preprocess
 from ..data.rows import SPLITS, Rows
 from ..sight import Method, Sight
 from ..vit.model import Input
@@ -22,16 +22,21 @@ from .predictions import Predictions
 
 
 def sight_for(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
-    """Where the method looks, or the sight that given masks allow."""
+    """The sight that the method chooses or, where masks are given and it accepts them, the sight they allow."""
     return method.look_at(images, masks) if masks is not None and method.accepts_masks else method.look(images)
 
 
 def sight_for_prediction(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
-    """The same, but `look` is not called where the prediction does not depend on it."""
+    """As `sight_for`, but without calling `look` where the prediction does not depend on the sight."""
     return sight_for(method, images, masks) if method.uses_sight else Sight.everything(images)
 
 
-def answer(
+def sample_evenly(indices: np.ndarray, count: int) -> np.ndarray:
+    """At most `count` of the indices, evenly spaced."""
+    return indices[np.linspace(0, len(indices) - 1, min(count, len(indices))).round().astype(int)]
+
+
+def predict_rows(
     method: Method,
     rows: Rows,
     indices: np.ndarray,
@@ -42,7 +47,7 @@ def answer(
     workers: int = 0,
     cache: Cache | Path | None = None,
 ) -> Predictions:
-    """Every process answers its share; all of them get all answers, in the order of `indices`."""
+    """Predictions for these rows, in the order of `indices`, on every process; each process computes its share."""
     rows = method.with_masks(rows)
     batches = inference_batches(
         rows, indices, expects, accelerator, batch=batch, workers=workers, cache=cache, masks=method.needs_masks
@@ -54,7 +59,7 @@ def answer(
 
 
 def predict_batches(method: Method, rows: Rows, batches: Batches, accelerator: Accelerator) -> Predictions:
-    """The same, of batches that are open already and stay open."""
+    """As `predict_rows`, for batches that are already open and stay open."""
 
     def logits(images: Tensor, masks: Tensor | None) -> Tensor:
         return method.judge(images, sight_for_prediction(method, images, masks)).logits
@@ -63,7 +68,7 @@ def predict_batches(method: Method, rows: Rows, batches: Batches, accelerator: A
 
 
 def predictions_from_logits(rows: Rows, order: np.ndarray, logits: np.ndarray) -> Predictions:
-    """What these logits [n, C] say of the rows `order`."""
+    """The predictions that these logits [n, C] make for the rows `order`."""
     splits = {SPLITS[i] for i in np.unique(rows.splits[order])}
     return Predictions.from_logits(
         [rows.images[i] for i in order],
@@ -87,14 +92,14 @@ def inference_batches(
     cache: Cache | Path | None = None,
     masks: bool = False,
 ) -> Batches:
-    """Every row once, as the model expects to see it; this process's share. A folder to `cache` in is that of
-    training, or like it: what is decoded there already is not decoded again."""
-    canvas = Canvas.of(expects)
+    """This process's share of the rows, each once, preprocessed as the model expects. `cache` may be the folder that
+    training used: images decoded there are not decoded again."""
+    preprocess = Preprocess.of(expects)
     if isinstance(cache, Path):
         with accelerator.main_process_first():
-            cache = Cache.open(rows, canvas, cache, indices, workers=max(1, workers))
+            cache = Cache.open(rows, preprocess, cache, indices, workers=max(1, workers))
     return Batches(
-        rows, indices, canvas, max(batch, accelerator.num_processes), shuffle=False, seed=0,
+        rows, indices, preprocess, max(batch, accelerator.num_processes), shuffle=False, seed=0,
         workers=workers, cache=cache, rank=accelerator.process_index, world=accelerator.num_processes, masks=masks,
     )  # fmt: skip
 
@@ -103,17 +108,19 @@ def inference_batches(
 def map_batches(
     function: Callable[[Tensor, Tensor | None], Tensor], batches: Batches, accelerator: Accelerator
 ) -> np.ndarray:
-    """float32 [n, ...]: what `function` makes of every picture (and its mask, where the batches have masks), on every
-    process, in the order of the rows' indices."""
-    mine = []
-    for some in watched(batches.epoch(0), len(batches)):
-        if len(some):
-            some = some.to(accelerator.device)
+    """float32 [n, ...]: `function` of every image (and its mask, where the batches have masks), on every process, in
+    the order of the batches' indices."""
+    own = []
+    for batch in watched(batches.epoch(0), len(batches)):
+        if len(batch):
+            batch = batch.to(accelerator.device)
             with accelerator.autocast():
-                made = function(some.images.float() / 255, some.masks)
-            mine.append((some.indices, made.float()))  # on the device until the end: it need not wait for each batch
-    parts = gather_object([(indices.cpu().numpy(), made.cpu().numpy()) for indices, made in mine])
-    order = np.concatenate([part[0] for part in parts])
+                values = function(batch.images.float() / 255, batch.masks)
+            own.append(
+                (batch.indices, values.float())
+            )  # on the device until the end, so as not to synchronise each time
+    gathered = gather_object([(indices.cpu().numpy(), values.cpu().numpy()) for indices, values in own])
+    order = np.concatenate([indices for indices, _ in gathered])
     back = np.empty(len(order), dtype=np.int64)
     back[np.argsort(batches.indices, kind="stable")] = np.argsort(order, kind="stable")
-    return np.concatenate([part[1] for part in parts])[back]
+    return np.concatenate([values for _, values in gathered])[back]

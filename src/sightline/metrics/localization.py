@@ -1,4 +1,4 @@
-"""How well a method looks, in figures: overlap with true masks, attention inside them, key points; with intervals."""
+"""Localisation metrics with intervals: overlap of the sight with object masks, attention inside them, key points."""
 
 from __future__ import annotations
 
@@ -21,81 +21,85 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 RESAMPLES = 2000
-FIGURES = {
-    "grid_iou": "IoU of the sight, patch grid",
-    "pixel_iou": "IoU of the sight, pixels",
-    "parts_grid_iou": "IoU of the parts, patch grid",
+LOCALIZATION_LABELS = {
+    "grid_iou": "Sight IoU, patch grid",
+    "pixel_iou": "Sight IoU, pixels",
+    "parts_grid_iou": "Part IoU, patch grid",
     "pooled_iou": "IoU pooled over all pixels, as published",
-    "coverage": "share of the picture in sight",
-    "keypoint_error": "key point error (shares of the box)",
+    "coverage": "Coverage (visible fraction of the image)",
+    "keypoint_error": "Key point error (fraction of the box)",
     "nmi": "NMI of parts and key points",
     "ari": "ARI of parts and key points",
 }
-NO_SHARES = ("contingency", "keypoint_error")
-MAP_FIGURES = {"mass": "share inside the mask", "hit": "maximum inside the mask", "entropy": "entropy (1: uniform)"}
+NO_FRACTIONS = ("contingency", "keypoint_error")
+MAP_LABELS = {"mass": "attention mass inside the mask", "hit": "hit rate (maximum inside the mask)",
+              "entropy": "entropy (1: uniform)"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Localization:
-    """How well a method looks, on one split."""
+    """How well the sight and the maps of a method match the object masks of one split."""
 
     split: str
     n: int
     figures: dict[str, Estimate]
     maps: dict[str, dict[str, Estimate]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    pictures: Mapping[str, Sequence[Any]] = field(default_factory=dict, compare=False, repr=False)
-    """The column `image`, and those figures that are means over pictures; None where one does not count."""
+    per_image: Mapping[str, Sequence[Any]] = field(default_factory=dict, compare=False, repr=False)
+    """The column `image` and the metrics that are means over images; None for an image that does not count."""
 
     def to_dict(self) -> dict[str, Any]:
-        """But for the single pictures, which have a file of their own."""
-        said = asdict(replace(self, pictures={})) | {"notes": list(self.notes)}
-        return {name: value for name, value in said.items() if name != "pictures"}
+        """Without the values per image, which have a file of their own."""
+        values = asdict(replace(self, per_image={})) | {"notes": list(self.notes)}
+        return {name: value for name, value in values.items() if name != "per_image"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Localization:
-        figures = {name: Estimate(**one) for name, one in values["figures"].items()}
-        maps = {m: {name: Estimate(**one) for name, one in some.items()} for m, some in values["maps"].items()}
-        return cls(values["split"], values["n"], figures, maps, tuple(values["notes"]))
+        def read(estimates: Mapping[str, Any]) -> dict[str, Estimate]:
+            return {name: Estimate(**estimate) for name, estimate in estimates.items()}
+
+        maps = {name: read(estimates) for name, estimates in values["maps"].items()}
+        return cls(values["split"], values["n"], read(values["figures"]), maps, tuple(values["notes"]))
 
     def table(self) -> Table:
         from rich.markup import escape
         from rich.table import Table
 
-        rows = [(FIGURES[name], one) for name, one in self.figures.items()]
-        for map_name, some in self.maps.items():
-            rows += [(f"map {map_name}: {MAP_FIGURES[name]}", one) for name, one in some.items()]
-        table = Table("", "value", "95 % interval", "n", box=None, pad_edge=False, caption="Bootstrap over images.")
+        rows = [(LOCALIZATION_LABELS[name], estimate) for name, estimate in self.figures.items()]
+        for map_name, estimates in self.maps.items():
+            rows += [(f"Map {map_name}: {MAP_LABELS[name]}", estimate) for name, estimate in estimates.items()]
+        table = Table("", "Value", "95 % interval", "n", box=None, pad_edge=False, caption="Bootstrap over images.")
         table.caption_justify = "left"
-        for label, one in rows:
-            table.add_row(escape(label), one.figure, one.interval, f"{one.n:,}")
+        for label, estimate in rows:
+            table.add_row(escape(label), estimate.value_text, estimate.interval, f"{estimate.n:,}")
         return table
 
 
-def with_truth(
+def select_annotated(
     rows: Rows, indices: np.ndarray, truth: Literal["masks", "boxes"] = "masks"
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Those that there is something to compare with for, and what was left out."""
+    """The rows that have ground truth to compare with, and a note about those that have none."""
     known, column = (rows.masks, "mask") if truth == "masks" else (rows.boxes, "box")
-    there = np.array([known is not None and len(known[i]) > 0 for i in indices], dtype=bool)
-    if not there.any():
+    annotated = np.array([known is not None and len(known[i]) > 0 for i in indices], dtype=bool)
+    if not annotated.any():
         raise UserError(
-            f"{rows.name}: no {truth} to compare with; list them in rows.csv (column {column}), or choose other data"
+            f"{rows.name}: no {truth} to compare with; add the column {column} to rows.csv, or choose other data"
         )
-    left_out = int((~there).sum())
-    note = f"left out, for want of a {column}: {left_out:,} of {len(indices):,} pictures"
-    return indices[there], (note,) if left_out else ()
+    missing = int((~annotated).sum())
+    note = f"without a {column}, not measured: {missing:,} of {len(indices):,} images"
+    return indices[annotated], (note,) if missing else ()
 
 
-def in_order(mine: list[tuple[np.ndarray, Columns]]) -> Columns:
-    """From indices and columns of this process's batches, on every process, those of all, in the order of the rows."""
-    parts = gather_object(mine)
-    order = np.argsort(np.concatenate([part[0] for part in parts]), kind="stable")
-    return {name: np.concatenate([part[1][name] for part in parts])[order] for name in parts[0][1]}
+def gather_in_order(own: list[tuple[np.ndarray, Columns]]) -> Columns:
+    """The columns of all processes in the order of the rows, from indices and columns of this process's batches."""
+    gathered = gather_object(own)
+    order = np.argsort(np.concatenate([indices for indices, _ in gathered]), kind="stable")
+    names = gathered[0][1]
+    return {name: np.concatenate([columns[name] for _, columns in gathered])[order] for name in names}
 
 
-def each_picture(columns: Columns) -> dict[str, list[float | None]]:
-    """Of the figures that are means over pictures: not those that are pooled over pixels or key points."""
+def per_image_values(columns: Columns) -> dict[str, list[float | None]]:
+    """The values per image of the metrics that are means over images, not pooled over pixels or key points."""
     return {
         name: [float(value) if counts else None for value, counts in column]
         for name, column in columns.items()
@@ -103,26 +107,26 @@ def each_picture(columns: Columns) -> dict[str, list[float | None]]:
     }
 
 
-def estimates(
+def bootstrap_metrics(
     columns: Columns, resamples: int = RESAMPLES, seed: int = 0, *, plain: Collection[str] = ()
 ) -> dict[str, Estimate]:
-    """Every figure with an interval from images drawn again, the same for all figures.
+    """Every metric with a bootstrap interval over images; all metrics share the resampled images.
 
-    As in `intervals`, shares are drawn as if one more image were all right and one more all wrong; those that are
-    `plain`, since no image is right or wrong in them, as they are.
+    As in `intervals`, fractions are resampled as if there were one more image with value 1 and one more with value 0;
+    metrics named in `plain` are resampled as they are.
     """
     n = len(next(iter(columns.values())))
     flat = {name: column.reshape(n, -1).astype(np.float64) for name, column in columns.items()}
     padded = {
-        name: np.concatenate([column, _two_more(column, name not in (*NO_SHARES, *plain))])
+        name: np.concatenate([column, _two_more(column, name not in (*NO_FRACTIONS, *plain))])
         for name, column in flat.items()
     }
-    drawn = _drawn(np.concatenate(list(padded.values()), axis=1), n, resamples, seed)
+    drawn = _draw_sums(np.concatenate(list(padded.values()), axis=1), n, resamples, seed)
     ends = np.cumsum([column.shape[1] for column in flat.values()])
     sums = dict(zip(flat, np.split(drawn, ends[:-1], axis=1), strict=True))
-    found = {}
+    estimates = {}
     for name, column in columns.items():
-        for figure, formula in _formulas(name).items():
+        for metric, formula in _formulas(name).items():
             shape = column.shape[1:]
             value = float(formula(flat[name].sum(axis=0).reshape(1, *shape))[0])
             if not math.isfinite(value):
@@ -132,8 +136,8 @@ def estimates(
                 spread = spread + value - float(_ratio(padded[name].sum(axis=0)[None])[0])
             low, high = np.nanquantile(spread, [TAIL, 1 - TAIL])
             counted = flat[name] if formula is not _ratio else flat[name][:, 1:]
-            found[figure] = Estimate(value, low, high, int(counted.any(axis=1).sum()), "bootstrap over images")
-    return found
+            estimates[metric] = Estimate(value, low, high, int(counted.any(axis=1).sum()), "bootstrap over images")
+    return estimates
 
 
 def _formulas(name: str) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
@@ -146,17 +150,17 @@ def _ratio(sums: np.ndarray) -> np.ndarray:
     return np.divide(sums[:, 0], sums[:, 1], out=np.full(len(sums), np.nan), where=sums[:, 1] > 0)
 
 
-def _two_more(column: np.ndarray, is_share: bool) -> np.ndarray:
-    """[2, c]: nothing and everything of what an image usually weighs; no change where a figure is not a share."""
+def _two_more(column: np.ndarray, is_fraction: bool) -> np.ndarray:
+    """[2, c]: two images of mean weight with values 0 and 1; two without weight for a metric that is no fraction."""
     more = np.zeros((2, column.shape[1]))
-    if is_share:
+    if is_fraction:
         more[:, 1] = column[:, 1].mean()
         more[1, 0] = more[1, 1]
     return more
 
 
-def _drawn(rows: np.ndarray, n: int, resamples: int, seed: int) -> np.ndarray:
-    """[R, c]: sums over n of the rows, drawn with replacement."""
+def _draw_sums(rows: np.ndarray, n: int, resamples: int, seed: int) -> np.ndarray:
+    """[R, c]: sums over n rows drawn with replacement."""
     generator = np.random.default_rng(seed)
     step = max(1, MOST_DRAWN // len(rows))
     sizes = [min(step, resamples - start) for start in range(0, resamples, step)]

@@ -1,4 +1,4 @@
-"""What a model answered, image by image, and the CSV file that keeps it."""
+"""The predictions table: one row per image, and the CSV file that stores it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from ..errors import UserError
 
-NO_CLASS = -1  # predicted: none of the classes, so wrong whatever the label
+NO_CLASS = -1  # predicted none of the classes, which is wrong whatever the label
 NEEDED = ("image", "label", "predicted")
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """One run's answers to n images of one split, C classes."""
+    """One run's predictions for the n images of one split, C classes."""
 
-    images: list[str]  # paths relative to the data set's root
+    images: list[str]  # paths relative to the dataset's root
     labels: np.ndarray  # int64 [n], into `classes`
     probabilities: np.ndarray  # float32 [n, C]
     predicted: np.ndarray  # int64 [n], into `classes`, or NO_CLASS
@@ -32,20 +32,22 @@ class Predictions:
 
     def __post_init__(self) -> None:
         n, classes = len(self.images), len(self.classes)
-        assert len(self.labels) == len(self.predicted) == n, "one label and one answer per image"
+        assert len(self.labels) == len(self.predicted) == n, "one label and one prediction per image"
         assert self.probabilities.shape == (n, classes), "one probability per image and class"
         assert all(len(column) == n for column in self.extra.values()), "one value per image in every extra column"
         if n == 0:
-            raise UserError(f"there is nothing to measure: the split {self.split!r} has no images")
-        assert 0 <= self.labels.min() <= self.labels.max() < classes, "labels count into `classes`"
-        assert NO_CLASS <= self.predicted.min() <= self.predicted.max() < classes, "answers count into `classes`"
+            raise UserError(f"nothing to evaluate: split {self.split!r} has no images")
+        assert 0 <= self.labels.min() <= self.labels.max() < classes, "labels are indices into `classes`"
+        assert NO_CLASS <= self.predicted.min() <= self.predicted.max() < classes, "predictions index into `classes`"
         if self.groups is not None:
             assert len(self.groups) == n, "one group per image"
-            assert 0 <= self.groups.min() <= self.groups.max() < len(self.group_names), "groups: into `group_names`"
-        broken = ~np.isfinite(self.probabilities).all(axis=1)
-        if broken.any():
+            assert 0 <= self.groups.min() <= self.groups.max() < len(self.group_names), (
+                "groups index into `group_names`"
+            )
+        invalid = ~np.isfinite(self.probabilities).all(axis=1)
+        if invalid.any():
             raise UserError(
-                f"{broken.sum()} of {n} answers are not numbers (the first: {self.images[broken.argmax()]}): "
+                f"{invalid.sum()} of {n} predictions are not finite (the first: {self.images[invalid.argmax()]}): "
                 "the model has diverged; train it again with a lower learning rate"
             )
 
@@ -64,8 +66,8 @@ class Predictions:
         split: str = "test",
         extra: Mapping[str, Sequence[str]] | None = None,
     ) -> Predictions:
-        """The likeliest class is the answer."""
-        with np.errstate(invalid="ignore"):  # infinities become NaN, which is refused
+        """Softmax probabilities and the most probable class."""
+        with np.errstate(invalid="ignore"):  # infinities become NaN, which is an error
             powers = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
             probabilities = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
         predicted = logits.argmax(axis=1)
@@ -77,7 +79,7 @@ class Predictions:
 
     @property
     def margins(self) -> np.ndarray:
-        """Of a binary task: log odds of the second class, which tell near-certain answers apart."""
+        """Log odds of the second class of a binary task; they rank predictions whose probabilities round to 1."""
         smallest = np.finfo(np.float32).smallest_subnormal
         first, second = np.log(self.probabilities.astype(np.float64).clip(min=smallest)).T
         return second - first
@@ -97,7 +99,7 @@ class Predictions:
         )
 
     def save_csv(self, path: str | Path) -> None:
-        """One line per image; a file of that name stays as it was until all of the new one is written."""
+        """One line per image, written in one step: an interrupted write leaves an existing file as it was."""
         path = Path(path)
         part = path.with_name(path.name + ".part")
         try:
@@ -108,16 +110,16 @@ class Predictions:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from error
 
     def _lines(self) -> Iterator[list[str]]:
-        assert not {*NEEDED, "group", "split"} & {*self.extra}, "these columns have their own place"
+        assert not {*NEEDED, "group", "split"} & {*self.extra}, "an extra column must not repeat a standard one"
         assert not any(name.startswith("p_") for name in self.extra), "p_ is for probabilities"
         grouped = [] if self.groups is None else ["group"]
         yield [*NEEDED, *grouped, "split", *self.extra, *(f"p_{name}" for name in self.classes)]
-        words = [*self.classes, ""]
-        assert words[NO_CLASS] == ""
+        names = [*self.classes, ""]
+        assert names[NO_CLASS] == ""
         columns: list[Sequence[str]] = [
             self.images,
-            [words[k] for k in self.labels],
-            [words[k] for k in self.predicted],
+            [names[k] for k in self.labels],
+            [names[k] for k in self.predicted],
         ]
         if self.groups is not None:
             columns.append([self.group_names[k] for k in self.groups])
@@ -127,7 +129,7 @@ class Predictions:
 
     @classmethod
     def load_csv(cls, path: str | Path, *, split: str | None = None, group_names: Sequence[str] = ()) -> Predictions:
-        """`split` picks one where the file holds several; `group_names` keeps their order and groups without images."""
+        """`split` selects one of several; `group_names` fixes the order of groups and adds those without images."""
         path = Path(path)
         try:
             with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -135,27 +137,27 @@ class Predictions:
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from error
         except csv.Error as error:
-            raise UserError(f"{path}: is not a CSV file ({error})") from error
+            raise UserError(f"{path}: not a CSV file ({error})") from error
 
 
 def _read(path: Path, reader, split: str | None, group_names: tuple[str, ...]) -> Predictions:
     header = next(reader, [])
-    words = _columns_before_probabilities(path, header)
+    text_columns = _check_header(path, header)
     at, texts, probabilities = [], [], []
     for line in filter(None, reader):
-        where = f"{path}:{reader.line_num}"
+        place = f"{path}:{reader.line_num}"
         if len(line) != len(header):
-            raise UserError(f"{where}: {len(line)} values, but the header names {len(header)} columns")
-        if split is not None and "split" in words and line[words.index("split")] != split:
+            raise UserError(f"{place}: {len(line)} values, but the header has {len(header)} columns")
+        if split is not None and "split" in text_columns and line[text_columns.index("split")] != split:
             continue
-        at.append(where)
-        texts.append(line[: len(words)])
-        probabilities.append(_floats(line[len(words) :], where))
+        at.append(place)
+        texts.append(line[: len(text_columns)])
+        probabilities.append(_floats(line[len(text_columns) :], place))
     if not texts:
-        raise UserError(f"{path}: holds no answers" + (f" to the split {split!r}" if split else ""))
+        raise UserError(f"{path}: contains no predictions" + (f" for split {split!r}" if split else ""))
 
-    columns = {name: list(column) for name, column in zip(words, zip(*texts, strict=True), strict=True)}
-    classes = tuple(name.removeprefix("p_") for name in header[len(words) :])
+    columns = {name: list(column) for name, column in zip(text_columns, zip(*texts, strict=True), strict=True)}
+    classes = tuple(name.removeprefix("p_") for name in header[len(text_columns) :])
     images, labels, predicted = (columns.pop(name) for name in NEEDED)
     labels = _numbers("label", labels, classes, at)
     predicted = _numbers("predicted", predicted, (*classes, ""), at)
@@ -166,60 +168,61 @@ def _read(path: Path, reader, split: str | None, group_names: tuple[str, ...]) -
         groups = _numbers("group", names, group_names, at)
     splits = dict.fromkeys(columns.pop("split", [split or path.stem]))
     if len(splits) > 1:
-        raise UserError(f"{path}: holds the splits {', '.join(splits)}; name the one to read")
+        raise UserError(f"{path}: contains several splits ({', '.join(splits)}); name the one to read")
     probabilities = np.array(probabilities, dtype=np.float32)
     return Predictions(
         images, labels, probabilities, predicted, classes, groups, group_names if names else (), *splits, columns
     )
 
 
-def _columns_before_probabilities(path: Path, header: list[str]) -> list[str]:
-    words = [name for name in header if not name.startswith("p_")]
-    missing = [name for name in NEEDED if name not in words]
+def _check_header(path: Path, header: list[str]) -> list[str]:
+    """The columns before the probabilities."""
+    text_columns = [name for name in header if not name.startswith("p_")]
+    missing = [name for name in NEEDED if name not in text_columns]
     if missing:
-        raise UserError(f"{path}:1: no column {' or '.join(missing)}; needed are {','.join(NEEDED)},p_<class>…")
-    if len(header) - len(words) < 2 or header[: len(words)] != words:
+        raise UserError(f"{path}:1: no column {' or '.join(missing)}; required are {','.join(NEEDED)},p_<class>…")
+    if len(header) - len(text_columns) < 2 or header[: len(text_columns)] != text_columns:
         raise UserError(f"{path}:1: the last columns must be the probabilities, p_<class> for every class")
     twice = [name for name in header if header.count(name) > 1] if len(set(header)) < len(header) else []
     if twice:
-        raise UserError(f"{path}:1: two columns are called {twice[0]!r}; rename one")
-    return words
+        raise UserError(f"{path}:1: duplicate column {twice[0]!r}; rename one of them")
+    return text_columns
 
 
-def _floats(texts: list[str], where: str) -> list[float]:
+def _floats(texts: list[str], place: str) -> list[float]:
     try:
         return [float(text) for text in texts]
     except ValueError as error:
-        raise UserError(f"{where}: a probability is no number ({error})") from error
+        raise UserError(f"{place}: a probability is not a number ({error})") from error
 
 
 def _numbers(column: str, values: list[str], names: tuple[str, ...], at: list[str]) -> np.ndarray:
     number = {name: k for k, name in enumerate(names)}
-    for value, where in zip(values, at, strict=True):
+    for value, place in zip(values, at, strict=True):
         if value not in number:
             known = ", ".join(filter(None, names[:9])) + (", …" if len(names) > 9 else "")
-            raise UserError(f"{where}: {column} is {value!r}, which is none of {known}")
+            raise UserError(f"{place}: unknown {column} {value!r}; expected one of {known}")
     return np.array([number[value] for value in values], dtype=np.int64)
 
 
 def _in_order_of_labels(names: list[str], labels: np.ndarray) -> tuple[str, ...]:
-    """Groups as a data set numbers them: by label, then by name."""
+    """Group names in a dataset's order: by label, then by name."""
     first = {}
     for name, label in zip(names, labels.tolist(), strict=True):
         first[name] = min(label, first.get(name, label))
     return tuple(sorted(first, key=lambda name: (first[name], name)))
 
 
-def aligned(runs: Sequence[tuple[str, Predictions]]) -> list[Predictions]:
-    """The same images in the same order for every named run; refused where they, or what is known of them, differ."""
-    assert runs, "there must be a run"
+def align_runs(runs: Sequence[tuple[str, Predictions]]) -> list[Predictions]:
+    """Every named run with its rows in the order of the first; an error if images, labels or groups differ."""
+    assert runs, "at least one run"
     name, reference = runs[0]
-    return [reference, *(_in_order_of(reference, name, run, other) for other, run in runs[1:])]
+    return [reference, *(_align(reference, name, run, other) for other, run in runs[1:])]
 
 
-def _in_order_of(reference: Predictions, reference_name: str, run: Predictions, name: str) -> Predictions:
+def _align(reference: Predictions, reference_name: str, run: Predictions, name: str) -> Predictions:
     if (run.classes, run.group_names) != (reference.classes, reference.group_names):
-        raise UserError(f"{name} and {reference_name} do not share their classes and groups: they cannot be compared")
+        raise UserError(f"{name} and {reference_name} have different classes or groups: they cannot be compared")
     if run.images != reference.images:
         if Counter(run.images) != Counter(reference.images):
             raise UserError(_difference(reference.images, reference_name, run.images, name))
@@ -231,7 +234,7 @@ def _in_order_of(reference: Predictions, reference_name: str, run: Predictions, 
         same &= run.groups == reference.groups
     if not same.all():
         image = run.images[same.argmin()]
-        raise UserError(f"{image} has another label or group in {name} than in {reference_name}: evaluate them again")
+        raise UserError(f"{image} has different labels or groups in {name} and {reference_name}: evaluate both again")
     return run
 
 
@@ -241,9 +244,12 @@ def _sorted_rows(run: Predictions) -> list[int]:
 
 
 def _difference(left: list[str], left_name: str, right: list[str], right_name: str) -> str:
-    for here, there, images, others in ((left_name, right_name, left, right), (right_name, left_name, right, left)):
+    for name, other_name, images, others in (
+        (left_name, right_name, left, right),
+        (right_name, left_name, right, left),
+    ):
         alone = sorted({*images} - {*others})
         if alone:
             more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
-            return f"{here} answers {alone[0]}{more}, {there} does not: evaluate both on the same images"
-    return f"{left_name} and {right_name} answer the same images, but not equally often: evaluate both on the same data"
+            return f"{name} predicts {alone[0]}{more}, {other_name} does not: evaluate both on the same images"
+    return f"{left_name} and {right_name} predict some images more often than others: evaluate both on the same data"

@@ -1,56 +1,50 @@
-"""The report: one HTML file that opens offline. A person sees where a model fails, what it looks at, what is proved,
-and what happens if it stops looking there.
+"""`sightline audit`: the report, one HTML file that opens offline. Accuracy by group, what the model sees, the proof of
+blindness, and the effect of part removal, token removal and background swaps.
 
-What cannot be made is named with its reason. Nothing here chooses anything: what is measured on test data describes.
+A section that cannot be made gives the reason. Nothing is selected here: figures on test data only describe the model.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from torch import nn
 
 from ..config import Audit
-from ..console.files import make_folder, make_way, write
+from ..console.files import make_folder, prepare_output, write
 from ..console.terminal import bar
 from ..errors import UserError
-from ..explain.background_swaps import MOST, THOUSAND, Swaps, swaps
-from ..explain.localize import figures_before, localize
-from ..explain.segmentation import FIGURES as OUTLINES
-from ..explain.shape import FromShape, label_from_shape
-from ..explain.stress_results import Stressed
-from ..interventions.apply import SEARCH_FILE
-from ..interventions.search import WORDS, objective_of
+from ..explain.background_swaps import MAX_IMAGES, PROGRESS_STEPS, SwapResults, swap_backgrounds
+from ..explain.localize import localize, previous_results
+from ..explain.segmentation import FIGURES as SEGMENTATION_LABELS
+from ..explain.shape import ShapeProbe, fit_shape_probe, mask_shapes
+from ..explain.stress_results import StressResults
+from ..interventions.apply import load_search
+from ..interventions.search import OBJECTIVE_LABELS, resolve_objective
 from ..load import measure
-from ..metrics.estimates import FIGURES as NAMES
-from ..metrics.estimates import Estimate, Metrics
+from ..metrics.estimates import METRIC_LABELS, Estimate, Metrics
 from ..metrics.groups import evaluate, score
-from ..metrics.inference import map_batches, sight_for
-from ..metrics.localization import FIGURES, MAP_FIGURES, Localization
-from ..sight import cell_share
-from ..vit.weights import weights_sha256
-from . import text as wording
-from .case import Case, counting, open_case
-from .gallery import Shown, css_colour, examples_of_swaps, galleries, jpeg_uri
+from ..metrics.localization import LOCALIZATION_LABELS, MAP_LABELS, Localization
+from . import text
+from .case import ReportContext, open_report
+from .gallery import Thumbnail, galleries, jpeg_uri, part_css_colour, swap_example_count
 from .proof import prove
-from .provenance import command_for, counts, facts
-from .survey import LeftOut, Presence, Survey, left_out, presence, survey
+from .provenance import command_for, run_facts, split_counts
+from .survey import PartFrequency, PartRemoval, SurveyResults, part_frequency, part_removals, survey
 
 T = TypeVar("T")
-QUICKLY = 200  # pictures whose backgrounds are swapped
-FEWEST = 20  # training pictures of every class, for a probe of the shape
-MOST_COLUMNS = 8
-MOST_ROWS = 20
+QUICK_IMAGES = 200  # for background swaps, with --quick
+MIN_PER_CLASS = 20  # training images of every class, for the probe of the mask shape
+MAX_COLUMNS = 8
+MAX_ROWS = 20
 
 
 @dataclass(frozen=True)
 class Section(Generic[T]):
-    """What was found, or why nothing could be."""
+    """The content of a section, or the reason why there is none."""
 
     content: T | None = None
     missing: str = ""
@@ -64,50 +58,53 @@ def section(make: Callable[[], T]) -> Section[T]:
 
 
 def audit(command: Audit) -> tuple[Path, str]:
-    """The file, and its headline."""
-    make_way(command.out)
-    case = open_case(command)
-    path = command.out or default_path(case)
-    make_way(path)
-    found = survey(case)
-    metrics = measure(found.answers, case.model.run)
-    context = {
-        "case": case,
-        "facts": facts(case),
-        "counts": counts(case),
+    """Write the report; its file and its headline."""
+    prepare_output(command.out)
+    context = open_report(command)
+    path = command.out or default_path(context)
+    prepare_output(path)
+    found = survey(context)
+    metrics = measure(found.predictions, context.model.run)
+    kind, cells = text.groups_or_classes(metrics)
+    values = {
+        "context": context,
+        "facts": run_facts(context),
+        "counts": split_counts(context),
         "metrics": metrics,
-        "figures": [(label, one) for name, label in NAMES.items() if (one := getattr(metrics, name)) is not None],
-        "headline": wording.headline(metrics),
-        "overall": wording.overall(metrics, command.split),
-        "kind": wording.cells_of(metrics)[0],
-        "cells": wording.cells_of(metrics)[1],
+        "figures": [
+            (label, one) for name, label in METRIC_LABELS.items() if (one := getattr(metrics, name)) is not None
+        ],
+        "headline": metrics.headline(),
+        "best_group": text.best_group(metrics),
+        "kind": kind,
+        "cells": cells,
         "coverage": float(found.coverage.mean()),
-        "proof": section(lambda: prove(case)),
-        "galleries": section(lambda: galleries(case, found)),
-        "parts": parts_of(case, found),
-        "leave_one_out": section(lambda: leave_one_out(case, found)),
-        "curve": section(lambda: removal(case, found)),
-        "swaps": section(lambda: swapped(case)),
-        "shape": section(lambda: shape_of_sight(case, found)),
-        "localization": section(lambda: localization(case)),
-        "stressed": section(lambda: stressed(case)),
+        "proof": section(lambda: prove(context)),
+        "galleries": section(lambda: galleries(context, found)),
+        "parts": describe_parts(context, found),
+        "part_removal": section(lambda: part_removal(context, found)),
+        "token_removal": section(lambda: token_removal(context, found)),
+        "swaps": section(lambda: background_swaps(context)),
+        "shape": section(lambda: shape_probe(context, found)),
+        "localization": section(lambda: localization(context)),
+        "stress": section(lambda: stress_results(context)),
     }
-    write(path, render(context))
-    return path, context["headline"]
+    write(path, render(values))
+    return path, values["headline"]
 
 
-def default_path(case: Case) -> Path:
-    folder, split = folder_of(case), case.command.split
+def default_path(context: ReportContext) -> Path:
+    folder, split = results_folder(context), context.command.split
     make_folder(folder)
     return folder / ("audit.html" if split == "test" else f"audit-{split}.html")
 
 
-def folder_of(case: Case) -> Path:
-    """The run's, or the one inside it that is for what was asked about other data, or of the corrected model."""
-    changed = case.model.run.facts.get("intervention", {}).get("folder", "")
-    option = (case.command.layout or "").partition(":")[2]
-    other = () if case.asked.own else ("on", case.asked.path.resolve().stem, option, case.asked.fingerprint[:8])
-    return case.model.run.folder / "-".join(filter(None, (*other, changed)))
+def results_folder(context: ReportContext) -> Path:
+    """The run folder, or the folder inside it for other data or for the model with an intervention."""
+    intervention = context.model.run.facts.get("intervention", {}).get("folder", "")
+    option, dataset = (context.command.layout or "").partition(":")[2], context.dataset
+    other = () if dataset.own else ("on", dataset.path.resolve().stem, option, dataset.fingerprint[:8])
+    return context.model.run.folder / "-".join(filter(None, (*other, intervention)))
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -119,65 +116,68 @@ class Part:
     name: str
     colour: str
     dropped: bool
-    presence: Presence
+    frequency: PartFrequency
 
 
-def parts_of(case: Case, found: Survey) -> list[Part]:
+def describe_parts(context: ReportContext, found: SurveyResults) -> list[Part]:
     if found.areas is None:
         return []
-    K, said = found.areas.shape[1], case.intervention
-    return [Part(k, said.part(k), css_colour(k, K), k in said.drop, presence(found, k)) for k in range(K)]
+    K, applied = found.areas.shape[1], context.intervention
+    return [
+        Part(k, applied.part_name(k), part_css_colour(k, K), k in applied.drop, part_frequency(found, k))
+        for k in range(K)
+    ]
 
 
 @dataclass(frozen=True)
-class LeaveOneOut:
-    trials: list[LeftOut]
+class PartRemovalTable:
+    trials: list[PartRemoval]
     objective: str
     before: float
-    columns: list[str]  # groups or classes to show; none where they are too many
-    chosen: str  # what validation data said
+    columns: list[str]  # groups or classes; empty if there are too many
+    validation: str  # the result of the search on validation data
 
 
-def leave_one_out(case: Case, found: Survey) -> LeaveOneOut:
+def part_removal(context: ReportContext, found: SurveyResults) -> PartRemovalTable:
     if found.areas is None:
-        raise UserError("this method discovers no parts that could be left out")
-    if not found.without:
-        raise UserError("there is only one part left, and without any there is nothing to answer from")
-    trials, objective = left_out(found, case.command.seed), objective_of(found.answers, None)
+        raise UserError("this method has no discovered parts to remove")
+    if not found.part_removal:
+        raise UserError("only one part is left; without it there is nothing to predict from")
+    trials, objective = part_removals(found, context.command.seed), resolve_objective(found.predictions, None)
     names = list(trials[0].cells)
-    columns = names if len(names) <= MOST_COLUMNS else []
-    return LeaveOneOut(trials, WORDS[objective], score(found.answers, objective), columns, chosen_before(case))
+    columns = names if len(names) <= MAX_COLUMNS else []
+    before = score(found.predictions, objective)
+    return PartRemovalTable(trials, OBJECTIVE_LABELS[objective], before, columns, search_summary(context))
 
 
-def chosen_before(case: Case) -> str:
-    """What `intervene --find` found on validation data, if it was asked."""
-    found = case.intervention.facts.get("found")
-    if case.intervention.changes and found and found.get("gain"):
+def search_summary(context: ReportContext) -> str:
+    """The result of `intervene --find` on validation data, if it was run."""
+    found, assumed = context.intervention.facts.get("found"), context.parts
+    if context.intervention.changes and found and found.get("gain"):
         gain = Estimate(**found["gain"])
-        return f"The {found['split']} data chose: {case.intervention.words} ({gain}). That is applied here."
-    said = "To choose, use validation data: sightline intervene RUN --find."
-    path = case.model.run.folder / SEARCH_FILE
+        return f"Applied here, as selected on {found['split']} data: {context.intervention.description} ({gain})."
+    assert assumed is not None
     try:
-        measured = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, ValueError):
-        return said
-    if not measured.get("steps") or measured.get("weights") != weights_sha256(cast(nn.Module, case.parts)):
-        return said
-    best = measured["steps"][0]
+        search = load_search(replace(context.model, method=assumed)) or {}
+    except UserError:
+        search = {}
+    if not search.get("steps"):
+        return "To select parts, use validation data: sightline intervene RUN --find."
+    best = search["steps"][0]
     return (
-        f"On validation data ({measured['split']}, n {measured['n']:,}) the best of {best['tried']} changes, "
-        f"{best['step']}, gained {100 * (best['after'] - best['before']):+.1f} points of the "
-        f"{WORDS[measured['objective']]}, which {'exceeds' if best['taken'] else 'may be'} chance."
-        + (f" {measured['suspect']['sentence']}" if measured.get("suspect") else "")
+        f"On {search['split']} data (n = {search['n']:,}), the best of {best['tried']} interventions, {best['step']}, "
+        f"changes the {OBJECTIVE_LABELS[search['objective']]} by {100 * (best['after'] - best['before']):+.1f} points, "
+        f"which is {'' if best['taken'] else 'not '}significant."
+        + (f" {search['suspect']['sentence']}" if search.get("suspect") else "")
     )
 
 
-# ---- patches unlike training's ---------------------------------------------------------------------------------------
+# ---- token removal ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy and worst group against the share of training patches that would be kept."""
+    """Accuracy and worst-group accuracy against the quantile of training distances up to which patches are kept."""
 
     labels: list[str]
     series: dict[str, list[Estimate]]
@@ -196,148 +196,142 @@ class Curve:
         return " ".join(f"{self.x(k)},{self.y(one.value)}" for k, one in enumerate(self.series[name]))
 
     def band(self, name: str) -> str:
-        every = list(enumerate(self.series[name]))
-        there = [f"{self.x(k)},{self.y(one.high)}" for k, one in every]
-        return " ".join([*there, *(f"{self.x(k)},{self.y(one.low)}" for k, one in reversed(every))])
+        points = list(enumerate(self.series[name]))
+        upper = [f"{self.x(k)},{self.y(one.high)}" for k, one in points]
+        return " ".join([*upper, *(f"{self.x(k)},{self.y(one.low)}" for k, one in reversed(points))])
 
 
-def removal(case: Case, found: Survey) -> Curve:
+def token_removal(context: ReportContext, found: SurveyResults) -> Curve:
     if found.areas is None:
-        raise UserError("this method discovers no parts, so that no patch is far from one")
-    if not found.removed:
-        raise UserError("there are no training pictures to measure distances on")
-    runs = {"none": found.answers} | {f"{100 * q:g} %": answers for q, answers in found.removed.items()}
-    if case.intervention.quantile is not None:
-        runs = {f"as kept, {100 * case.intervention.quantile:g} %": found.answers} | dict(list(runs.items())[1:])
-    metrics = [evaluate(answers, seed=case.command.seed) for answers in runs.values()]
+        raise UserError("this method has no discovered parts, from which patches could be far")
+    if not found.token_removal:
+        raise UserError("there are no training images to measure distances on")
+    first, quantile = "none", context.intervention.quantile
+    if quantile is not None:
+        first = f"as saved, {100 * quantile:g} %"
+    runs = {first: found.predictions} | {f"{100 * q:g} %": one for q, one in found.token_removal.items()}
+    metrics = [evaluate(predictions, seed=context.command.seed) for predictions in runs.values()]
     worst = [one.worst_group or one.worst_class for one in metrics]
-    kind = "worst group" if found.answers.groups is not None else "worst class"
+    kind = "worst-group accuracy" if found.predictions.groups is not None else "worst-class accuracy"
     return Curve(list(runs), {"accuracy": [one.accuracy for one in metrics], kind: worst}, found.calibrated_on)
 
 
-# ---- backgrounds -----------------------------------------------------------------------------------------------------
+# ---- background swaps ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Swapped:
-    found: Swaps
+class SwapTable:
+    found: SwapResults
     metrics: dict[str, Metrics]
     names: dict[str, str]
     columns: list[str]
     sentence: str
     gap: Estimate | None
-    examples: list[list[Shown]]
+    examples: list[list[Thumbnail]]
 
 
-def swapped(case: Case) -> Swapped:
-    said, model = case.command, case.model
-    with bar("swapping backgrounds", THOUSAND) as progress:
-        found = swaps(
-            case.method, case.rows, case.indices, model.expects, case.accelerator,
-            most=QUICKLY if said.quick else MOST, seed=said.seed, batch=said.batch, workers=said.workers,
-            cache=said.cache, progress=progress,
+def background_swaps(context: ReportContext) -> SwapTable:
+    command, model = context.command, context.model
+    with bar("swapping backgrounds", PROGRESS_STEPS) as progress:
+        found = swap_backgrounds(
+            context.method, context.rows, context.indices, model.expects, context.accelerator,
+            most=QUICK_IMAGES if command.quick else MAX_IMAGES, seed=command.seed, batch=command.batch,
+            workers=command.workers, cache=command.cache, progress=progress,
         )  # fmt: skip
-    metrics = {kind: evaluate(answers, seed=said.seed) for kind, answers in found.answers.items()}
-    names = {kind: wording.CONDITIONS[kind] for kind in found.answers}
-    cells = list(wording.cells_of(metrics["original"])[1])
-    examples = min(len(found.examples["original"]), examples_of_swaps(said.pictures))
-    drawn = [
+    metrics = {condition: evaluate(one, seed=command.seed) for condition, one in found.predictions.items()}
+    names = {condition: text.CONDITION_NAMES[condition] for condition in found.predictions}
+    cells = list(text.groups_or_classes(metrics["original"])[1])
+    count = min(len(found.examples["original"]), swap_example_count(command.examples))
+    examples = [
         [
-            Shown(jpeg_uri(pictures[k].float() / 255), f"example {k + 1}: {names[kind]}", names[kind], *side(pictures))
-            for kind, pictures in found.examples.items()
+            Thumbnail(
+                jpeg_uri(images[k].float() / 255), f"example {k + 1}: {names[condition]}", names[condition],
+                images.shape[3], images.shape[2],
+            )
+            for condition, images in found.examples.items()
         ]
-        for k in range(examples)
-    ]
-    columns = cells if len(cells) <= MOST_COLUMNS else []
-    return Swapped(found, metrics, names, columns, wording.of_swaps(found, case.masks_from), found.gap, drawn)
-
-
-def side(pictures: Any) -> tuple[int, int]:
-    return pictures.shape[3], pictures.shape[2]
+        for k in range(count)
+    ]  # fmt: skip
+    columns = cells if len(cells) <= MAX_COLUMNS else []
+    sentence = text.swap_summary(found, context.masks_from)
+    return SwapTable(found, metrics, names, columns, sentence, found.gap, examples)
 
 
 # ---- the sight -------------------------------------------------------------------------------------------------------
 
 
-def shape_of_sight(case: Case, found: Survey) -> FromShape:
-    """What a probe makes of nothing but the outline of the sight."""
-    if not case.blind or (found.coverage == 1).all():
-        raise UserError("the answer is made from the whole picture, so that no sight has a shape to give anything away")
-    if case.command.quick:
-        raise UserError("left out, as --quick says; `sightline shape RUN` measures it")
-    rows, split = case.rows, case.command.split
-    labels = rows.labels[rows.where("train")]
-    if min(np.bincount(labels, minlength=2)[np.unique(rows.labels)], default=0) < FEWEST or not len(rows.where("val")):
-        raise UserError(f"a probe needs at least {FEWEST} training pictures of every class, and validation pictures")
-    from ..metrics.overlap import patch_grid
-
-    def shape(images, masks):
-        sight, size = sight_for(case.method, images, masks), tuple(images.shape[2:])
-        return cell_share(sight.visible(size), patch_grid(sight, {}, size)).flatten(1)
-
-    seen = {}
+def shape_probe(context: ReportContext, found: SurveyResults) -> ShapeProbe:
+    """A probe of the label from the mask shape alone."""
+    if not context.blind or (found.coverage == 1).all():
+        raise UserError("the model sees the whole image, so its mask has no shape")
+    if context.command.quick:
+        raise UserError("skipped because of --quick; run `sightline shape RUN`")
+    rows, split = context.rows, context.command.split
+    labels = rows.labels[rows.split_indices("train")]
+    counts = np.bincount(labels, minlength=2)[np.unique(rows.labels)]
+    if min(counts, default=0) < MIN_PER_CLASS or not len(rows.split_indices("val")):
+        raise UserError(f"the probe needs {MIN_PER_CLASS} training images of every class, and validation images")
+    shapes = {}
     for name in dict.fromkeys(["train", "val", split]):
-        with case.batches(f"shapes of the {name} data", rows.where(name)) as batches:
-            seen[name] = map_batches(shape, batches, case.accelerator)
-    answers, linear = label_from_shape(rows, seen, split)
-    return FromShape(answers, measure(answers, case.model.run), linear.c, seen["train"].shape[1])
+        with context.batches(f"mask shapes of {name} data", rows.split_indices(name)) as batches:
+            shapes[name] = mask_shapes(context.method, batches, context.accelerator)
+    predictions, linear = fit_shape_probe(rows, shapes, split)
+    return ShapeProbe(predictions, measure(predictions, context.model.run), linear.c, shapes["train"].shape[1])
 
 
 @dataclass(frozen=True)
-class Localized:
+class LocalizationTable:
     sight: list[tuple[str, Estimate]]
     maps: list[tuple[str, Estimate]]
     notes: Sequence[str]
     source: str
 
 
-def localization(case: Case) -> Localized:
-    """From the run's own file where that is about these weights; otherwise measured now."""
-    found, source = known_localization(case), "localization.json of the run"
+def localization(context: ReportContext) -> LocalizationTable:
+    """From the run's localization.json if it is about these weights; otherwise measured now."""
+    found, source = stored_localization(context), "from localization.json of the run"
     if found is None:
-        said, source = case.command, "measured for this report"
-        with bar("comparing with masks", len(case.indices)) as tick:
-            found = localize(
-                counting(case.method, tick), case.rows, case.indices, case.model.expects, case.accelerator,
-                batch=said.batch, workers=said.workers, cache=said.cache, seed=said.seed,
-            )  # fmt: skip
-    sight = [(FIGURES[name], one) for name, one in found.figures.items()]
-    maps = [
-        (f"{name}: {MAP_FIGURES[figure]}", one) for name, some in found.maps.items() for figure, one in some.items()
-    ]
-    return Localized(sight, maps, found.notes, source)
+        command, source = context.command, "measured for this report"
+        found = localize(
+            context.method, context.rows, context.indices, context.model.expects, context.accelerator,
+            batch=command.batch, workers=command.workers, cache=command.cache, seed=command.seed,
+        )  # fmt: skip
+    sight = [(LOCALIZATION_LABELS[name], one) for name, one in found.figures.items()]
+    maps = [(f"{name}: {MAP_LABELS[figure]}", one) for name, some in found.maps.items() for figure, one in some.items()]
+    return LocalizationTable(sight, maps, found.notes, source)
 
 
-def known_localization(case: Case) -> Localization | None:
-    path = folder_of(case) / "localization.json"
-    true = case.asked.own and not case.masks_from
-    if not true or not path.exists() or path.stat().st_mtime < case.model.run.best.stat().st_mtime:
+def stored_localization(context: ReportContext) -> Localization | None:
+    path = results_folder(context) / "localization.json"
+    true_masks = context.dataset.own and not context.masks_from
+    if not true_masks or not path.exists() or path.stat().st_mtime < context.model.run.best.stat().st_mtime:
         return None
-    said = figures_before(path, case.asked).get("splits", {}).get(case.command.split)
-    return None if said is None else Localization.from_dict(said)
+    stored = previous_results(path, context.dataset).get("splits", {}).get(context.command.split)
+    return None if stored is None else Localization.from_dict(stored)
 
 
-def stressed(case: Case) -> Stressed:
-    """What `sightline stress` found of these weights."""
-    path = folder_of(case) / "stress" / f"{case.command.split}.json"
-    if not path.exists() or path.stat().st_mtime < case.model.run.best.stat().st_mtime:
-        raise UserError(f"tests of its maps take long, and were not made: `{command_for(case, 'stress')}`")
-    return Stressed.from_dict(figures_before(path, case.asked))
+def stress_results(context: ReportContext) -> StressResults:
+    """What `sightline stress` found for these weights."""
+    path = results_folder(context) / "stress" / f"{context.command.split}.json"
+    if not path.exists() or path.stat().st_mtime < context.model.run.best.stat().st_mtime:
+        raise UserError(f"these tests take long and have not been run; run `{command_for(context, 'stress')}`")
+    return StressResults.from_dict(previous_results(path, context.dataset))
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def render(context: dict[str, Any]) -> str:
-    """Everything that a user wrote is escaped."""
+def render(values: dict[str, Any]) -> str:
+    """The page; all names that come from the user are escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("sightline", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"percent": wording.percent, "points": wording.points, "minus": wording.minus}
-    return environment.get_template("report.html.j2").render(context | {"most_rows": MOST_ROWS, "outlines": OUTLINES})
+    environment.filters |= {"percent": text.percent, "points": text.points, "minus": text.minus}
+    labels = {"max_rows": MAX_ROWS, "segmentation_labels": SEGMENTATION_LABELS}
+    return environment.get_template("report.html.j2").render(values | labels)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -346,5 +340,5 @@ def render(context: dict[str, Any]) -> str:
 def run_command(command: Audit) -> int:
     path, headline = audit(command)
     print(headline)
-    print(f"The report is {path}: open it in a browser.")
+    print(f"Report saved to {path}; open it in a browser.")
     return 0

@@ -1,10 +1,9 @@
-"""What a report is about: a model, the pictures that it is asked about, and how to get at them."""
+"""The context of a report: the model, the images it is evaluated on, and how to load them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from copy import copy
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,31 +14,40 @@ from torch import Tensor
 
 from ..config import Audit
 from ..console.terminal import bar
-from ..data.batches import Batch, Batches, OnTheWay
-from ..data.images import Canvas, decode
+from ..data.batches import Batch, Batches, TransformedBatches
+from ..data.images import Preprocess, decode
 from ..data.rows import Rows
 from ..errors import UserError
-from ..explain.replacement_masks import with_other_masks
-from ..interventions.apply import kept, only_names
+from ..explain.localize import images_of_split
+from ..explain.replacement_masks import with_replacement_masks
+from ..interventions.apply import load_intervention, load_part_names
 from ..interventions.file import Intervention
-from ..load import EvaluationData, Model, announce, evaluation_data, match_classes, opened, with_kept
+from ..load import (
+    EvaluationData,
+    Model,
+    announce_intervention,
+    evaluation_data,
+    match_classes,
+    open_model,
+    with_saved_intervention,
+)
 from ..methods.base import PartMethod
 from ..metrics.inference import inference_batches, sight_for
 from ..sight import Method, Sight
 
-LOOKED_AT = 32  # pictures at once, to be drawn
+BATCH = 32  # images drawn at once
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class ReportContext:
     command: Audit
     accelerator: Accelerator
-    model: Model  # with what is kept to correct it
-    parts: PartMethod | None  # the same as it was trained, if it discovers parts
+    model: Model  # with its saved intervention
+    parts: PartMethod | None  # the same model without the intervention, if it discovers parts
     intervention: Intervention
-    asked: EvaluationData
-    rows: Rows  # those of `asked`, with the model's classes
-    masks_from: str = ""  # in words, where they are not the data's own
+    dataset: EvaluationData
+    rows: Rows  # those of `dataset`, with the model's classes
+    masks_from: str = ""  # where the masks come from, if they are not the data's own
 
     @property
     def method(self) -> Method:
@@ -47,96 +55,74 @@ class Case:
 
     @property
     def indices(self) -> np.ndarray:
-        return self.rows.where(self.command.split)
+        return self.rows.split_indices(self.command.split)
 
     @property
     def blind(self) -> bool:
         return self.method.blind
 
     @contextmanager
-    def batches(self, what: str, indices: np.ndarray) -> Generator[Batches]:
-        """As the method is to see them, while a bar says how far it is."""
-        said = self.command
+    def batches(self, task: str, indices: np.ndarray) -> Generator[Batches]:
+        """Batches as the method takes them, with a progress bar."""
+        command = self.command
         batches = inference_batches(
-            self.method.with_masks(self.rows), indices, self.model.expects, self.accelerator, batch=said.batch,
-            workers=said.workers, cache=said.cache, masks=self.method.needs_masks,
+            self.method.with_masks(self.rows), indices, self.model.expects, self.accelerator, batch=command.batch,
+            workers=command.workers, cache=command.cache, masks=self.method.needs_masks,
         )  # fmt: skip
-        with closing(batches), bar(what, len(indices)) as tick:
-            yield cast(Batches, Counted(batches, tick))
+        with closing(batches), bar(task, len(indices)) as tick:
+            yield cast(Batches, CountingBatches(batches, tick))
 
-    def pictures(self, indices: np.ndarray) -> tuple[Tensor, Tensor | None]:
-        """Floats [n, 3, h, w] in [0, 1], and the masks that the method is told by, if it is."""
-        rows, told = self.method.with_masks(self.rows), self.method.needs_masks
-        samples = [decode(rows, int(i), Canvas.of(self.model.expects), mask=told) for i in indices]
+    def load_images(self, indices: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        """Floats [n, 3, h, w] in [0, 1], and the masks that the method takes as input, if any."""
+        rows, needs_masks = self.method.with_masks(self.rows), self.method.needs_masks
+        samples = [decode(rows, int(i), Preprocess.of(self.model.expects), mask=needs_masks) for i in indices]
         images = torch.stack([sample.image for sample in samples]).float() / 255
-        masks = torch.stack([sample.mask for sample in samples if sample.mask is not None]) if told else None
+        masks = torch.stack([sample.mask for sample in samples if sample.mask is not None]) if needs_masks else None
         device = self.accelerator.device
         return images.to(device), None if masks is None else masks.to(device)
 
     @torch.no_grad()
-    def looked_at(self, indices: np.ndarray) -> Iterator[tuple[Tensor, Sight, dict[str, Tensor]]]:
-        """Pictures, what is seen of them, and the method's maps, some at a time."""
-        for start in range(0, len(indices), LOOKED_AT):
-            images, masks = self.pictures(indices[start : start + LOOKED_AT])
+    def iterate_sights(self, indices: np.ndarray) -> Iterator[tuple[Tensor, Sight, dict[str, Tensor]]]:
+        """Images, their sights and the method's maps, batch by batch."""
+        for start in range(0, len(indices), BATCH):
+            images, masks = self.load_images(indices[start : start + BATCH])
             yield images, sight_for(self.method, images, masks), self.method.maps(images)
 
 
-def open_case(command: Audit) -> Case:
-    accelerator, model = opened(command.run, command.device)
+def open_report(command: Audit) -> ReportContext:
+    accelerator, model = open_model(command.run, command.device)
     if accelerator.num_processes > 1:
-        raise UserError("a report is written by one process: run `sightline audit` without a launcher")
-    asked = evaluation_data(command, model.run)
-    rows = match_classes(model, asked.rows, asked.path)
-    if not len(rows.where(command.split)):
-        raise UserError(f"{asked.path}: no pictures in the split {command.split!r}; choose another --split")
-    if command.pictures < 0:
-        raise UserError(f"--pictures {command.pictures}: must not be negative")
+        raise UserError("`sightline audit` runs in one process: start it without a launcher")
+    dataset = evaluation_data(command, model.run)
+    rows = match_classes(model, dataset.rows, dataset.path)
+    indices = images_of_split(rows, command.split, dataset.path)
+    if command.examples < 0:
+        raise UserError(f"--examples {command.examples}: must not be negative")
     parts = cast(PartMethod, model.method) if model.method.part_count else None
-    found = (kept(model) if command.intervention else only_names(model)) or Intervention()
-    model = with_kept(model) if command.intervention else model
-    if found.changes:
-        announce(model.run.folder, found.words)
-    at = rows.where(command.split)
-    rows, masks_from = with_other_masks(rows, at, command, model, asked, accelerator)
-    return Case(command, accelerator, model, parts, found, asked, rows, masks_from)
+    intervention = (load_intervention(model) if command.intervention else load_part_names(model)) or Intervention()
+    model = with_saved_intervention(model) if command.intervention else model
+    if intervention.changes:
+        announce_intervention(model.run.folder, intervention.description)
+    rows, masks_from = with_replacement_masks(rows, indices, command, model, dataset, accelerator)
+    return ReportContext(command, accelerator, model, parts, intervention, dataset, rows, masks_from)
 
 
 @dataclass(eq=False)
-class Counted(OnTheWay):
-    """They say how many pictures are done."""
+class CountingBatches(TransformedBatches):
+    """Batches that report how many images are done."""
 
     tick: Callable[[int], None] | None
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         done = 0
-        for some in self.batches.epoch(epoch):
-            yield some
-            done += len(some)
+        for batch in self.batches.epoch(epoch):
+            yield batch
+            done += len(batch)
             if self.tick is not None:
                 self.tick(done)
 
 
-def counting(method: Method, tick: Callable[[int], None] | None) -> Method:
-    """The same method, which says how many pictures it has made maps of."""
-    counted, done = copy(method), 0
-
-    def maps(images: Tensor) -> dict[str, Tensor]:
-        nonlocal done
-        done += len(images)
-        if tick is not None:
-            tick(done)
-        return method.maps(images)
-
-    setattr(counted, "maps", maps)  # noqa: B010 (a method of this copy alone)
-    return counted
-
-
-def hides(sight: Sight) -> bool:
-    """Whether this is a choice at all, and not everything by definition."""
+def hides_something(sight: Sight) -> bool:
+    """Whether the sight is a selection at all, not everything by definition."""
     cells = 1 if sight.keep is None else sight.keep[0].numel()
     return cells > 1 or sight.keep_pixels is not None or sight.boxes is not None
-
-
-def few(indices: np.ndarray, most: int) -> np.ndarray:
-    """At most so many, evenly spread."""
-    return indices[np.linspace(0, len(indices) - 1, min(most, len(indices))).round().astype(int)]

@@ -1,4 +1,4 @@
-"""Sheets of small pictures with words beneath them, heat maps, and the page that holds them all in one file."""
+"""Contact sheets of captioned images, heat maps, and a self-contained page that holds them."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from ..data.drawing import to_images
+from ..data.drawing import to_pil_images
 from ..metrics.estimates import Estimate
 
 GAP = 8
 RIGHT, WRONG, PLAIN = (20, 120, 50), (190, 30, 30), (60, 60, 60)
-# From dark blue over green to yellow, each step as visible as the others.
+# Viridis: perceptually uniform, from dark blue over green to yellow.
 HEAT = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 Colour = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Note:
-    """What stands beneath a picture."""
+    """The text below an image."""
 
     text: str
     colour: Colour = PLAIN
 
 
 @dataclass(frozen=True)
-class Line:
-    """A row of pictures [n, 3, h, w] beneath its caption."""
+class SheetRow:
+    """A row of images [n, 3, h, w] below its caption."""
 
     caption: str
-    pictures: Tensor
+    images: Tensor
     notes: Sequence[Note] = ()
     legend: Sequence[tuple[str, Colour]] = ()  # beside the caption
 
 
-def sheet_of(lines: Sequence[Line]) -> Image.Image:
-    """The lines beneath each other; pictures in equal columns, as wide as the widest."""
+def draw_sheet(rows: Sequence[SheetRow]) -> Image.Image:
+    """Rows below each other, with columns as wide as the widest image."""
     font, small = ImageFont.load_default(size=15), ImageFont.load_default(size=12)
-    wide = max(line.pictures.shape[3] for line in lines) + GAP
-    heads = [24 * bool(line.caption) + 18 * bool(line.legend) for line in lines]
-    feet = [18 * bool(line.notes) for line in lines]
-    heights = [head + line.pictures.shape[2] + foot + GAP for head, foot, line in zip(heads, feet, lines, strict=True)]
-    captions = [font.getlength(line.caption) for line in lines]
-    legends = [sum(small.getlength(word) + 28 for word, _ in line.legend) for line in lines]
-    width = max(*(wide * len(line.pictures) for line in lines), *map(int, captions + legends)) + 2 * GAP
+    column_width = max(row.images.shape[3] for row in rows) + GAP
+    heads = [24 * bool(row.caption) + 18 * bool(row.legend) for row in rows]
+    feet = [18 * bool(row.notes) for row in rows]
+    heights = [head + row.images.shape[2] + foot + GAP for head, foot, row in zip(heads, feet, rows, strict=True)]
+    captions = [font.getlength(row.caption) for row in rows]
+    legends = [sum(small.getlength(word) + 28 for word, _ in row.legend) for row in rows]
+    width = max(*(column_width * len(row.images) for row in rows), *map(int, captions + legends)) + 2 * GAP
     page = Image.new("RGB", (width, sum(heights) + GAP), "white")
     draw, top = ImageDraw.Draw(page), GAP
-    for line, head, height in zip(lines, heads, heights, strict=True):
-        draw.text((GAP, top), line.caption, fill="black", font=font)
-        _legend(draw, (GAP, top + 22 * bool(line.caption)), line.legend, small)
-        for column, picture in enumerate(to_images(line.pictures)):
-            page.paste(picture, (GAP + column * wide, top + head))
-        for column, note in enumerate(line.notes):
-            words = shortened(note.text, wide - GAP, small)
-            draw.text((GAP + column * wide, top + head + line.pictures.shape[2] + 1), words, note.colour, small)
+    for row, head, height in zip(rows, heads, heights, strict=True):
+        draw.text((GAP, top), row.caption, fill="black", font=font)
+        _legend(draw, (GAP, top + 22 * bool(row.caption)), row.legend, small)
+        for column, image in enumerate(to_pil_images(row.images)):
+            page.paste(image, (GAP + column * column_width, top + head))
+        for column, note in enumerate(row.notes):
+            text = shorten(note.text, column_width - GAP, small)
+            draw.text((GAP + column * column_width, top + head + row.images.shape[2] + 1), text, note.colour, small)
         top += height
     return page
 
@@ -74,8 +74,8 @@ def _legend(draw: ImageDraw.ImageDraw, at: tuple[int, int], legend: Sequence[tup
         x += int(font.getlength(word)) + 28
 
 
-def shortened(text: str, room: float, font: Any) -> str:
-    """Its end, where that is what tells names apart; all of it, where there is room."""
+def shorten(text: str, room: float, font: Any) -> str:
+    """Cut at the beginning if there is no room: names usually differ at the end."""
     if font.getlength(text) <= room:
         return text
     while text and font.getlength("…" + text) > room:
@@ -86,8 +86,8 @@ def shortened(text: str, room: float, font: Any) -> str:
 # ---- heat maps -------------------------------------------------------------------------------------------------------
 
 
-def heat(shares: Tensor, side: int) -> Tensor:
-    """[3, side', side]: a map [H, W] in colours, its highest place in the brightest; the cells stay visible."""
+def heat_map(shares: Tensor, side: int) -> Tensor:
+    """[3, side', side]: a map [H, W] in colours scaled to its maximum, with its cells visible."""
     level = (shares / shares.max().clamp(min=1e-12)).clamp(0, 1)[None, None]
     at = F.interpolate(level, (round(side * shares.shape[0] / shares.shape[1]), side), mode="nearest-exact")[0, 0]
     colours = torch.tensor(HEAT, dtype=torch.float32) / 255
@@ -97,8 +97,8 @@ def heat(shares: Tensor, side: int) -> Tensor:
     return mixed.movedim(-1, 0)
 
 
-def centre_of(shares: Tensor) -> tuple[float, float] | None:
-    """x and y of a map's centre of mass, in shares of the picture; None of an empty one."""
+def centre_of_mass(shares: Tensor) -> tuple[float, float] | None:
+    """x and y of a map's centre of mass, relative to the image size; None if the map is empty."""
     total = float(shares.sum())
     if total == 0:
         return None
@@ -106,11 +106,11 @@ def centre_of(shares: Tensor) -> tuple[float, float] | None:
     return float((shares.sum(dim=0) @ x) / total), float((shares.sum(dim=1) @ y) / total)
 
 
-def crossed(picture: Tensor, centre: tuple[float, float] | None, colour: Sequence[float], reach: int = 5) -> Tensor:
-    """With a cross at a place."""
+def draw_cross(image: Tensor, centre: tuple[float, float] | None, colour: Sequence[float], reach: int = 5) -> Tensor:
+    """The image with a cross at a relative position."""
     if centre is None:
-        return picture
-    made, (h, w) = picture.clone(), picture.shape[1:]
+        return image
+    made, (h, w) = image.clone(), image.shape[1:]
     x, y = min(int(centre[0] * w), w - 1), min(int(centre[1] * h), h - 1)
     paint = torch.tensor(colour).view(3, 1, 1)
     made[:, max(0, y - 1) : y + 1, max(0, x - reach) : x + reach] = paint
@@ -133,12 +133,12 @@ td:first-child, th:first-child { text-align: left } .scroll { overflow-x: auto }
 class Section:
     title: str
     about: str
-    pictures: Mapping[str, Image.Image]  # by what they show
+    images: Mapping[str, Image.Image]  # by caption
     table: str = ""  # HTML
 
 
 def page(title: str, sections: Iterable[Section]) -> str:
-    """A page that needs no other file."""
+    """A self-contained HTML page."""
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>\n<h1>{escape(title)}</h1>\n'
@@ -149,35 +149,35 @@ def page(title: str, sections: Iterable[Section]) -> str:
 
 def _section(one: Section) -> str:
     figures = [
-        f'<p>{escape(words)}</p><img alt="{escape(words)}" src="{as_uri(picture)}" loading="lazy">'
-        for words, picture in one.pictures.items()
+        f'<p>{escape(caption)}</p><img alt="{escape(caption)}" src="{as_uri(image)}" loading="lazy">'
+        for caption, image in one.images.items()
     ]
     return "\n".join([f"<h2>{escape(one.title)}</h2>", f"<p>{escape(one.about)}</p>", one.table, *figures])
 
 
-def as_uri(picture: Image.Image) -> str:
+def as_uri(image: Image.Image) -> str:
     content = io.BytesIO()
-    picture.save(content, "JPEG", quality=88, subsampling=0, optimize=True)
+    image.save(content, "JPEG", quality=88, subsampling=0, optimize=True)
     return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
 
 
 def table_of_trials(measured: Mapping[str, Any], what: str, most: int) -> str:
-    """Every part left out, and every quantile, in HTML: what `search.table` says, on a page."""
+    """The effect of every part removal and token removal, as an HTML table."""
     trials = measured["trials"]
     kind = "groups" if trials and trials[0]["groups"] else "classes"
     cells = list(trials[0][kind]) if trials else []
-    few = len(cells) <= most
-    header = ["", what, "gain", *(cells if few else ["most gained", "most lost"])]
+    all_columns = len(cells) <= most
+    header = ["", what, "gain", *(cells if all_columns else ["largest gain", "largest loss"])]
     rows = []
     for trial in trials:
         by = {name: Estimate(**one) for name, one in trial[kind].items()}
         order = sorted(by, key=lambda name: by[name].value, reverse=True)
         ends = [f"{name} {points(by[name])}" for name in (order[0], order[-1])]
-        cells = map(points, by.values()) if few else ends
+        cells = map(points, by.values()) if all_columns else ends
         rows.append([trial["step"], f"{100 * trial['score']:.1f} %", points(Estimate(**trial["gain"])), *cells])
     caption = (
-        f"Differences in points, with 95 % intervals, to {100 * measured['before']:.1f} % of the {what} as trained; "
-        f"{measured['split']} data, n {measured['n']:,}."
+        f"Change in points, with 95 % intervals, against {100 * measured['before']:.1f} % {what} as trained; "
+        f"{measured['split']} data, n = {measured['n']:,}."
     )
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)

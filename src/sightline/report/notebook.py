@@ -1,4 +1,4 @@
-"""Answers and models as notebooks show them: pictures, names, shares, tables."""
+"""Predictions and models as notebooks display them: images, class names, probabilities, tables."""
 
 from __future__ import annotations
 
@@ -12,131 +12,130 @@ from typing import TYPE_CHECKING, cast
 from PIL import Image
 from torch import Tensor
 
-from ..data.drawing import as_seen, draw_sight, to_images
+from ..data.drawing import draw_sight, grey_out_hidden, to_pil_images
 from ..sight import Prediction, Sight
 
 if TYPE_CHECKING:
     from ..load import Model
 
-MOST = 16  # pictures in one display
+MAX_IMAGES = 16  # images in one display
 CLASSES = 5
 
 
 @dataclass(frozen=True)
-class ShownSight(Sight):
-    """A sight that knows what it is a sight of."""
+class ImageSight(Sight):
+    """A sight with the images it belongs to, so that it can be displayed."""
 
-    pictures: Tensor | None = None  # [B, 3, h, w]
+    images: Tensor | None = None  # [B, 3, h, w]
 
     def show(self, images: Tensor | None = None) -> Image.Image:
-        return draw_sight(self, self.pictures if images is None else images)
+        return draw_sight(self, self.images if images is None else images)
 
     def _repr_png_(self) -> bytes:
         return png(self.show())
 
 
 @dataclass(frozen=True)
-class Answer(Prediction):
-    """What a model says of some pictures, with its words for it."""
+class ImagePredictions(Prediction):
+    """A model's predictions for images, with their class names."""
 
-    sight: ShownSight
+    sight: ImageSight
     classes: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
-        """The class of every picture."""
+        """The predicted class of every image."""
         return [self.classes[label] for label in self.labels.tolist()]
 
     @property
     def name(self) -> str:
-        """The class of the one picture."""
+        """The predicted class of a single image."""
         if len(self) != 1:
-            raise ValueError(f"these are answers for {len(self)} pictures: take their `names`")
+            raise ValueError(f"there are predictions for {len(self)} images: use `names`")
         return self.names[0]
 
     def __len__(self) -> int:
         return len(self.logits)
 
-    def __getitem__(self, which: int | slice) -> Answer:
+    def __getitem__(self, which: int | slice) -> ImagePredictions:
         if isinstance(which, int):
-            which = range(len(self))[which]  # or an IndexError, so that loops end
+            which = range(len(self))[which]  # raises IndexError, which ends a loop
             which = slice(which, which + 1)
         tokens = None if self.tokens is None else self.tokens[which]
-        return Answer(self.logits[which], cast(ShownSight, self.sight[which]), tokens, self.classes)
+        return ImagePredictions(self.logits[which], cast(ImageSight, self.sight[which]), tokens, self.classes)
 
-    def __iter__(self) -> Iterator[Answer]:
+    def __iter__(self) -> Iterator[ImagePredictions]:
         return (self[i] for i in range(len(self)))
 
     def _repr_html_(self) -> str:
-        blocks = [f"{picture_html(one)}{shares_html(one)}" for one in self[:MOST]]
-        more = f"<p>… and {len(self) - MOST:,} more.</p>" if len(self) > MOST else ""
-        return f'<div style="display:flex;flex-wrap:wrap;gap:1em">{"".join(map(boxed, blocks))}</div>{more}'
+        blocks = [f"{images_html(one)}{probabilities_html(one)}" for one in self[:MAX_IMAGES]]
+        more = f"<p>… and {len(self) - MAX_IMAGES:,} more.</p>" if len(self) > MAX_IMAGES else ""
+        return f'<div style="display:flex;flex-wrap:wrap;gap:1em">{"".join(map(box_html, blocks))}</div>{more}'
 
 
-def answer_of(prediction: Prediction, images: Tensor, classes: tuple[str, ...]) -> Answer:
-    sight = ShownSight(**vars(prediction.sight), pictures=images)
-    return Answer(prediction.logits, sight, prediction.tokens, classes)
+def predictions_with_images(prediction: Prediction, images: Tensor, classes: tuple[str, ...]) -> ImagePredictions:
+    sight = ImageSight(**vars(prediction.sight), images=images)
+    return ImagePredictions(prediction.logits, sight, prediction.tokens, classes)
 
 
 # ---- HTML ------------------------------------------------------------------------------------------------------------
 
 
-def boxed(content: str) -> str:
+def box_html(content: str) -> str:
     return f'<div style="max-width:20em">{content}</div>'
 
 
-def picture_html(one: Answer) -> str:
-    assert one.sight.pictures is not None
-    seen = as_seen(one.sight.pictures, one.sight)
-    pages = [("the picture", one.sight.pictures), ("what the answer was made from", seen)]
+def images_html(one: ImagePredictions) -> str:
+    assert one.sight.images is not None
+    seen = grey_out_hidden(one.sight.images, one.sight)
+    pages = [("image", one.sight.images), ("sight", seen)]
     return "".join(
-        f'<img alt="{words}" title="{words}" width="140" src="data:image/png;base64,{encoded(to_images(page)[0])}">'
-        for words, page in pages
+        f'<img alt="{name}" title="{name}" width="140" src="{png_uri(to_pil_images(page)[0])}">' for name, page in pages
     )
 
 
-def shares_html(one: Answer) -> str:
-    """The likeliest classes, as words, bars and figures."""
-    shares = one.probabilities[0]
-    best = shares.argsort(descending=True)[:CLASSES].tolist()
+def probabilities_html(one: ImagePredictions) -> str:
+    """The most probable classes, with bars."""
+    probabilities = one.probabilities[0]
+    best = probabilities.argsort(descending=True)[:CLASSES].tolist()
     rows = "".join(
-        f"<tr><td>{escape(one.classes[i])}</td><td><meter min=0 max=1 value={float(shares[i]):.4f}></meter></td>"
-        f"<td>{100 * float(shares[i]):.1f} %</td></tr>"
+        f"<tr><td>{escape(one.classes[i])}</td><td><meter min=0 max=1 value={float(probabilities[i]):.4f}></meter></td>"
+        f"<td>{100 * float(probabilities[i]):.1f} %</td></tr>"
         for i in best
     )
     return f"<table><caption><b>{escape(one.name)}</b></caption>{rows}</table>"
 
 
-def model_html(model: Model) -> str:
-    """What it is, and every group with its interval."""
+def model_summary_html(model: Model) -> str:
+    """The method, its data and classes, and the accuracy of every group."""
     from ..metrics.estimates import Metrics, read_metrics
 
     facts = model.run.facts
     title = f"<b>{escape(facts['method'])}</b>, trained on {escape(facts['data']['name'])}"
-    if said := facts.get("intervention"):
-        title += f", corrected: {escape(said['words'])}"
+    if applied := facts.get("intervention"):
+        title += f", with intervention: {escape(applied['words'])}"
     classes = ", ".join(model.classes[:20]) + (", …" if len(model.classes) > 20 else "")
     about = f"<p>{title}. Classes: {escape(classes)}.</p>"
-    path = model.run.folder / (said["folder"] if said else "") / "metrics.json"
-    if as_trained := bool(said) and not path.is_file():
+    path = model.run.folder / (applied["folder"] if applied else "") / "metrics.json"
+    if as_trained := bool(applied) and not path.is_file():
         path = model.run.folder / "metrics.json"
     splits = read_metrics(path)["splits"] if path.is_file() else {}
     split = next((one for one in ("test", "val") if one in splits), None)
     if split is None:
-        return f"{about}<p>It was not measured.</p>"
+        return f"{about}<p>Not evaluated yet.</p>"
     metrics = Metrics.from_dict(splits[split])
     cells = ["".join(f"<td>{escape(value)}</td>" for value in row) for row in metrics.rows()]
     head = "<tr><th></th><th>value</th><th>95 % interval</th><th>n</th></tr>"
     caption = f"{escape(split)} data" + ", as trained" * as_trained
     table = f"<table><caption>{caption}</caption>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
-    return f"{about}<p>{'As trained: ' * as_trained}{escape(metrics.headline())}.</p>{table}"
+    return f"{about}<p>{'As trained: ' * as_trained}{escape(metrics.headline())}</p>{table}"
 
 
-def png(picture: Image.Image) -> bytes:
+def png(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    image.save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def encoded(picture: Image.Image) -> str:
-    return base64.b64encode(png(picture)).decode("ascii")
+def png_uri(image: Image.Image) -> str:
+    return "data:image/png;base64," + base64.b64encode(png(image)).decode("ascii")

@@ -1,4 +1,4 @@
-"""What is proved about a model, for its report; or, where nothing can be, how what it should not see gets in."""
+"""The proof of blindness for the report; or, for a model that sees everything, how hidden content gets in."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.images import Canvas, decode
+from ..data.images import Preprocess, decode
+from ..explain.sampling import sample_evenly
 from ..metrics.inference import sight_for
 from ..sight import Sight
 from ..verify.leaks import Leak, find_leak
 from ..verify.verify import Certificate, verify
 from ..vit.model import ViT
-from .case import Case, few, hides
+from .case import ReportContext, hides_something
 
-PICTURES, QUICKLY = 16, 4
+IMAGES, QUICK_IMAGES = 16, 4
 DRAWS = 3
-SHARE = 0.25  # of the patches that chance hides nothing of, where there are no masks to go by
+VISIBLE_FRACTION = 0.25  # of the patches, chosen at random if there are no masks
 
 
 @dataclass(frozen=True)
 class Proof:
-    """A certificate; or for a model that sees everything, a leak."""
+    """A certificate; or a leak, for a model that sees everything."""
 
     certificate: Certificate | None = None
     leak: Leak | None = None
-    hidden: str = ""  # what was redrawn to find the leak
+    redrawn: str = ""  # the content that was redrawn to find the leak
 
     @property
     def verdict(self) -> str:
@@ -37,40 +38,40 @@ class Proof:
         return "leaks" if self.leak and self.leak.leaks else "refused"
 
     @property
-    def plainly(self) -> str:
+    def sentence(self) -> str:
         if self.verdict == "blind":
-            return "Proved: nothing outside what it shows reaches the answer."
+            return "Proved: no content outside its sight reaches the prediction."
         if self.certificate is None:
-            return "Nothing is proved: this method sees the whole picture."
+            return "Not blind: this method sees the whole image."
         if self.verdict == "leaks":
-            return "Not blind: what it does not show reaches the answer all the same."
-        return "Nothing is proved."
+            return "Not blind: content outside its sight reaches the prediction."
+        return "Not proved."
 
 
-def prove(case: Case) -> Proof:
-    chosen = few(case.indices, QUICKLY if case.command.quick else PICTURES)
-    images, masks = case.pictures(chosen)
+def prove(context: ReportContext) -> Proof:
+    chosen = sample_evenly(context.indices, QUICK_IMAGES if context.command.quick else IMAGES)
+    images, masks = context.load_images(chosen)
     with torch.no_grad():
-        sight = sight_for(case.method, images, masks)
-    if hides(sight):
+        sight = sight_for(context.method, images, masks)
+    if hides_something(sight):
         given = sight if masks is not None else None
-        return Proof(verify(case.method, images, given, draws=DRAWS, seed=case.command.seed))
-    outside, hidden = supposed_sight(case, chosen, images)
+        return Proof(verify(context.method, images, given, draws=DRAWS, seed=context.command.seed))
+    outside, redrawn = hypothetical_sight(context, chosen, images)
     leak = find_leak(
-        cast(nn.Module, case.method), images, outside, call=lambda some: case.method.judge(some, sight).logits, draws=1,
-        seed=case.command.seed,
+        cast(nn.Module, context.method), images, outside, call=lambda some: context.method.judge(some, sight).logits,
+        draws=1, seed=context.command.seed,
     )  # fmt: skip
-    return Proof(leak=leak, hidden=hidden)
+    return Proof(leak=leak, redrawn=redrawn)
 
 
-def supposed_sight(case: Case, chosen: np.ndarray, images: Tensor) -> tuple[Sight, str]:
-    """What a model that sees everything might be supposed to look at, and what is then redrawn, in words."""
-    modules = cast(nn.Module, case.method).modules()
+def hypothetical_sight(context: ReportContext, chosen: np.ndarray, images: Tensor) -> tuple[Sight, str]:
+    """A sight for a model that sees everything, and the content outside of it in words."""
+    modules = cast(nn.Module, context.method).modules()
     grid = next(module.grid(images) for module in modules if isinstance(module, ViT))
-    if case.rows.masks is not None and all(case.rows.masks[i] for i in chosen):
-        samples = [decode(case.rows, int(i), Canvas.of(case.model.expects)).mask for i in chosen]
+    if context.rows.masks is not None and all(context.rows.masks[i] for i in chosen):
+        samples = [decode(context.rows, int(i), Preprocess.of(context.model.expects)).mask for i in chosen]
         masks = torch.stack([mask for mask in samples if mask is not None]).to(images.device)
-        return Sight.of_pixels(masks, grid), f"what lies outside the masks {case.masks_from}".strip()
-    generator = torch.Generator().manual_seed(case.command.seed)
-    keep = torch.rand(len(images), *grid, generator=generator) < SHARE
-    return Sight(keep=keep.to(images.device)), "three quarters of the patches, chosen by chance"
+        return Sight.of_pixels(masks, grid), f"the background, outside the masks {context.masks_from}".strip()
+    generator = torch.Generator().manual_seed(context.command.seed)
+    keep = torch.rand(len(images), *grid, generator=generator) < VISIBLE_FRACTION
+    return Sight(keep=keep.to(images.device)), "a random three quarters of the patches"

@@ -1,1 +1,2 @@
-"""Everything the one training loop in train.py needs: batches, optimiser and schedule, EMA, checkpoint, run folder, processes, trackers."""
+"""Everything the one training loop in train.py needs: batches, optimiser and schedule, EMA, checkpoint, run folder,
+processes, trackers."""

@@ -1,4 +1,4 @@
-"""Checkpoints without pickle: tensors in safetensors, the rest as JSON in its header, replaced in one step."""
+"""Checkpoints without pickle: tensors in safetensors, the rest as JSON in its header, replaced atomically."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from ..console.files import replace_durably
 from ..errors import UserError
 
-SOON = 20.0  # seconds of work that are not worth a save
+MIN_SECONDS = 20.0  # between checkpoints of finished epochs
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Either the old file or the new one is there, at any moment: also when the power fails half-way."""
+    """At any moment either the old or the new file exists, also if the power fails in between."""
     from safetensors.torch import save_file
 
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -36,62 +36,63 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, json.loads((file.metadata() or {}).get("facts", "{}"))
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        raise UserError(f"{path}: no such file; the run has no checkpoint, train it again") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path}: a damaged checkpoint ({error}); restore it, or start the run anew") from error
+        raise UserError(f"{path}: damaged checkpoint ({error}); restore it, or train again") from error
 
 
-# ---- the state of training -------------------------------------------------------------------------------------------
+# ---- the training state ----------------------------------------------------------------------------------------------
 
 
-def pack(model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None) -> dict[str, Tensor]:
-    """Everything that training changes, under names that say whose it is."""
+def pack(model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None) -> dict[str, Tensor]:
+    """The tensors of the training state: weights, EMA weights (stored as `average.`) and optimiser state."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    if average is not None:
-        tensors |= {f"average.{name}": tensor for name, tensor in average.state_dict().items()}
+    if ema is not None:
+        tensors |= {f"average.{name}": tensor for name, tensor in ema.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
     return tensors
 
 
 def unpack(
-    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, average: nn.Module | None
+    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None
 ) -> None:
-    model.load_state_dict(under("model.", tensors))
-    if average is not None:
-        average.load_state_dict(under("average.", tensors))
+    model.load_state_dict(with_prefix("model.", tensors))
+    if ema is not None:
+        ema.load_state_dict(with_prefix("average.", tensors))
     state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in under("optimizer.", tensors).items():
+    for name, tensor in with_prefix("optimizer.", tensors).items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-class Clock:
-    """When to save: so often within an epoch, and after it; but epochs of few pictures would do little else, so that a
-    finished one may wait until SOON after the save before. All processes say so in the same step, by the main one's
-    clock. Several ask it now and then only, in steps that all know beforehand: to ask is to wait for each other.
-    """
+class CheckpointTimer:
+    """Decides when to save: at a fixed interval within an epoch, and after each epoch, but not within MIN_SECONDS of
+    the previous checkpoint, because short epochs would otherwise spend their time on saving.
+
+    All processes decide in the same step, by the clock of the main process. With several processes the clock is only
+    read in steps known to all of them beforehand, because reading it synchronises them."""
 
     def __init__(self, minutes: float, accelerator: Accelerator):
         self.seconds, self.accelerator = 60 * minutes, accelerator
-        self.start()
+        self.restart()
 
-    def start(self) -> None:
+    def restart(self) -> None:
         self.began, self.limit, self.steps, self.next = time.monotonic(), self.seconds, 0, 1
 
     def due(self) -> bool:
-        """After a step."""
+        """Whether to save after this step."""
         self.steps += 1
         return (self.steps >= self.next or self.accelerator.num_processes == 1) and self.is_late()
 
     def due_after_epoch(self) -> bool:
-        """If not, it is in the first step in which the finished epoch has waited long enough."""
-        self.limit = min(SOON, self.seconds)
+        """Whether to save after this epoch; if not, it is saved in the first step after MIN_SECONDS."""
+        self.limit = min(MIN_SECONDS, self.seconds)
         return self.is_late()
 
     def is_late(self) -> bool:
@@ -99,7 +100,7 @@ class Clock:
         if self.accelerator.num_processes > 1:
             (passed,) = broadcast_object_list([passed])
         if passed >= self.limit:
-            self.start()
+            self.restart()
             return True
         needed = math.ceil(self.steps * self.limit / max(passed, 1e-6))
         self.next = max(self.steps + 1, min(2 * self.steps, needed))

@@ -1,8 +1,10 @@
-"""What several processes that train together know of each other; one alone knows all."""
+"""Device, precision, determinism, and communication between training processes."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib import import_module
 
 import torch
@@ -15,33 +17,48 @@ from ..errors import UserError
 
 
 def make_accelerator(device: str = "auto", precision: str = "fp32") -> Accelerator:
-    """Where to compute: `auto`, `cpu` or `cuda`; and how exactly: `fp32` or `bf16`. Ends the one made before."""
+    """For a device (`auto`, `cpu`, `cuda`) and a precision (`fp32`, `bf16`). Replaces the accelerator made before."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine has no GPU that torch can use")
+        raise UserError("--device cuda: no GPU that PyTorch can use; choose --device cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         # Accelerate keeps the first settings of a Python process for all later ones.
         AcceleratorState._reset_state(reset_partial_state=True)
     elif torch.distributed.is_available():
-        # Imported later, by the first model that is wrapped, its functions' defaults would hold the group of processes
-        # for good; then the group's threads outlive Python, and now and then abort.
+        # If the first wrapped model imported it, the default arguments of its functions would keep the process group
+        # alive; the group's threads would then outlive Python and occasionally abort.
         import_module("torch.distributed.nn.functional")
     return Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bf16" else "no")
 
 
-def processes() -> int:
+@contextmanager
+def deterministic(wanted: bool) -> Generator[None]:
+    """Deterministic kernels, also on a GPU; afterwards torch's setting is restored."""
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def process_count() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def over_processes(sums: Tensor) -> Tensor:
-    if processes() > 1:
+def sum_over_processes(sums: Tensor) -> Tensor:
+    if process_count() > 1:
         dist.all_reduce(sums)
     return sums
 
 
-def from_all_processes(rows: Tensor) -> Tensor:
-    """Each process has as many rows as the others: `pretrain` sees to that."""
-    if processes() == 1:
+def gather_rows(rows: Tensor) -> Tensor:
+    """The rows of all processes; each must have equally many, which `pretrain` ensures."""
+    if process_count() == 1:
         return rows
-    parts = [torch.empty_like(rows) for _ in range(processes())]
+    parts = [torch.empty_like(rows) for _ in range(process_count())]
     dist.all_gather(parts, rows.contiguous())
     return torch.cat(parts)

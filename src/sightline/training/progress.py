@@ -1,4 +1,4 @@
-"""How far a long job has come, for a person to see: on a terminal only, and never in the way of the output."""
+"""Progress of training: a bar on a terminal, a line per epoch, throughput; and Ctrl-C between steps."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 
+import torch
 from accelerate import Accelerator
 
-from ..console.terminal import THE_TERMINAL
+from ..console.terminal import TERMINAL_LOCK
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of training in one epoch, validation not counted."""
+    """Throughput of training in one epoch, without validation."""
 
     images: int
     seconds: float
-    waiting: float  # of these, for data
+    waiting: float  # seconds of these spent waiting for data
 
     @property
     def rate(self) -> float:
@@ -37,14 +39,21 @@ class Speed:
         return {"images_per_second": round(self.rate, 4), "waiting_share": round(self.waiting_share, 4)}
 
 
+def now(device: torch.device) -> float:
+    """The time, once the device has finished its pending work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 class Progress:
     """A bar over all steps of a training run, and a line per epoch."""
 
     def __init__(self, steps: int, done: int, show: bool, processes: int = 1):
         self.show = show
-        self.whose = "loss" if processes == 1 else "this process's loss"
+        self.loss_label = "loss" if processes == 1 else "loss of this process"
         self.bar, self.steps = None, 0
-        if show and sys.stderr.isatty() and THE_TERMINAL.acquire(blocking=False):
+        if show and sys.stderr.isatty() and TERMINAL_LOCK.acquire(blocking=False):
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -55,45 +64,45 @@ class Progress:
             self.bar.start()
 
     def step(self, loss: Callable[[], float]) -> None:
-        """The loss is asked for only now and then: to ask is to wait for the device."""
+        """The loss is read only every 20 steps, because reading it waits for the device."""
         if self.bar is not None:
             self.steps += 1
-            description = f"{self.whose} {loss():.3f}" if self.steps % 20 == 1 else None
+            description = f"{self.loss_label} {loss():.3f}" if self.steps % 20 == 1 else None
             self.bar.update(self.task, advance=1, description=description)
 
     def epoch(self, line: Mapping, metric: str, speed: Speed) -> None:
         if self.show:
-            found = figures_of_pretraining(line) if metric == "last" else [f"validation {metric} {line[metric]:.1%}"]
-            text = ", ".join([f"epoch {line['epoch']}: loss {line['loss']:.4f}", *found, str(speed)])
+            metrics = pretraining_metrics(line) if metric == "last" else [f"validation {metric} {line[metric]:.1%}"]
+            text = ", ".join([f"epoch {line['epoch']}: loss {line['loss']:.4f}", *metrics, str(speed)])
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
-            THE_TERMINAL.release()
+            TERMINAL_LOCK.release()
 
 
-def figures_of_pretraining(line: Mapping) -> list[str]:
-    """In words, as far as labels and masks allow to tell and the epoch was one to measure after."""
-    words = {"knn": "neighbours of the right class", "mass": "attention on the masks", "hit": "its peak on them"}
-    return [f"{what} {line[name]:.1%}" for name, what in words.items() if name in line]
+def pretraining_metrics(line: Mapping) -> list[str]:
+    """The metrics of an epoch of pretraining, as far as labels and masks allow and the epoch was measured."""
+    labels = {"knn": "k-NN accuracy", "mass": "attention mass on the masks", "hit": "attention peak on the masks"}
+    return [f"{label} {line[name]:.1%}" for name, label in labels.items() if name in line]
 
 
 @contextlib.contextmanager
 def stopping_between_steps(accelerator: Accelerator) -> Generator[threading.Event]:
-    """Ctrl-C waits for the end of the step, so that what is saved then is whole; a second one does not wait."""
+    """Ctrl-C takes effect at the end of the step, so that the checkpoint is consistent; a second one at once."""
     stopping = threading.Event()
     if accelerator.num_processes > 1 or threading.current_thread() is not threading.main_thread():
         yield stopping
         return
     before = signal.getsignal(signal.SIGINT)
 
-    def ask(*_: object) -> None:
+    def request_stop(*_: object) -> None:
         stopping.set()
         signal.signal(signal.SIGINT, before)
 
-    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGINT, request_stop)
     try:
         yield stopping
     finally:

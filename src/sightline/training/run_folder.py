@@ -1,11 +1,11 @@
-"""The run folder, which remembers everything: what was asked, on which data, with which versions, and what came of it.
+"""The run folder, which records everything about a run.
 
-run.json            the configuration, the data's fingerprint, versions, the rule of selection
+run.json            configuration, fingerprint of the data, versions, selection rule
 log.jsonl           a line per epoch
-best.safetensors    the weights that the validation data chose
-last.safetensors    everything needed to go on
-predictions/        answers per image, as CSV
-metrics.json        what they are worth
+best.safetensors    the checkpoint selected on the validation data
+last.safetensors    the training state, to resume from
+predictions/        predictions per image, as CSV
+metrics.json        metrics of these predictions
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from .. import __version__
 from ..config import Train
 from ..config.stored import FORMAT, renamed_keys, stored_config
 from ..console.files import cannot_write, remove_leftovers, save_text
-from ..data.rows import SPLITS, Rows, fingerprint, group_table
+from ..data.fingerprints import fingerprint
+from ..data.rows import SPLITS, Rows, group_table
 from ..errors import UserError
 from ..vit.model import ViTConfig
 
 PACKAGES = ("torch", "accelerate", "safetensors", "numpy", "scikit-learn", "pillow")
 
-# Settings that may differ without changing the result.
+# Settings that do not change the result, so that they may differ when a run is resumed.
 NEUTRAL = frozenset({"resume", "out", "data", "workers", "cache", "device", "save_minutes", "tensorboard"})
 
 
@@ -60,7 +61,7 @@ class Run:
             raise cannot_write(self.log_file, error) from error
 
     def cut_log(self, lines: int) -> None:
-        """Forget what was logged after the checkpoint that training goes on from."""
+        """Remove what was logged after the checkpoint that training resumes from."""
         if self.log_file.exists():
             kept = self.log_file.read_text(encoding="utf-8").splitlines(keepends=True)[:lines]
             save_text(self.log_file, "".join(kept))
@@ -70,31 +71,30 @@ class Run:
         save_text(self.folder / "run.json", json.dumps(self.facts, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
-def begin(config: Train, rows: Rows) -> Run:
-    """A new run folder, or the old one to go on with. For one process only: the others read it afterwards."""
-    folder = config.folder
-    print_of_data = fingerprint(rows)
+def begin_run(config: Train, rows: Rows) -> Run:
+    """A new run folder, or the existing one with --resume. For the main process; the others read it afterwards."""
+    folder, data_fingerprint = config.folder, fingerprint(rows)
     fresh = is_fresh(folder)
     if config.resume and not fresh and (folder / "run.json").is_file():
         run = read_run(folder)
-        check_other(run, config, print_of_data)
+        check_same_run(run, config, data_fingerprint)
         remove_leftovers(folder)
         note_versions(run)
         return run
     if not fresh:
-        raise UserError(f"{folder}: there is a run already; go on with --resume, or choose another --out")
+        raise UserError(f"{folder}: contains a run; continue it with --resume, or choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(folder, error) from error
     remove_leftovers(folder)
     run = Run(folder, {})
+    source = {"path": str(config.data.expanduser().resolve()), "layout": config.layout, "fingerprint": data_fingerprint}
     run.note(
         format=FORMAT,
         method=config.method,
         config=asdict(config),
-        data=about(rows)
-        | {"path": str(config.data.expanduser().resolve()), "layout": config.layout, "fingerprint": print_of_data},
+        data=describe_rows(rows) | source,
         versions=versions(),
         seed=config.seed,
         selection={"metric": config.selects, "on": "val" if config.selects else None},
@@ -104,7 +104,7 @@ def begin(config: Train, rows: Rows) -> Run:
 
 
 def is_fresh(folder: Path) -> bool:
-    """No folder, an empty one, or a run that ended before it had saved any weights: nothing to lose."""
+    """No folder, an empty one, or a run without any weights: nothing to lose."""
     if not folder.exists():
         return True
     inside = [p for p in folder.iterdir() if p.suffix != ".partial"] if folder.is_dir() else [folder]
@@ -112,26 +112,26 @@ def is_fresh(folder: Path) -> bool:
 
 
 def note_versions(run: Run) -> None:
-    """Other versions than before do not forbid to go on, but then the bits may differ: it is written down."""
+    """A run may be resumed with other versions, but results may then differ in the last bits: they are recorded."""
     later = run.facts.get("resumed_with", [])
     if versions() != (later[-1] if later else run.facts["versions"]):
         run.note(resumed_with=[*later, versions()])
 
 
-def check_other(run: Run, config: Train, print_of_data: str) -> None:
-    """Going on means: the same question, to the same data."""
-    if run.facts["data"]["fingerprint"] != print_of_data:
+def check_same_run(run: Run, config: Train, data_fingerprint: str) -> None:
+    """A run is resumed with the same settings on the same data."""
+    if run.facts["data"]["fingerprint"] != data_fingerprint:
         raise UserError(
-            f"{run.folder}: the data have changed since this run began (fingerprint {print_of_data[:12]} instead of "
-            f"{run.facts['data']['fingerprint'][:12]}); restore them, or begin a new run with another --out"
+            f"{run.folder}: the data have changed since this run began (fingerprint {data_fingerprint[:12]} instead of "
+            f"{run.facts['data']['fingerprint'][:12]}); restore them, or start a new run with another --out"
         )
     before, now = (
-        {name: value for name, value in json.loads(json.dumps(asdict(one), default=str)).items() if name not in NEUTRAL}
-        for one in (stored_config(type(config), run.facts["config"]), config)
+        {name: value for name, value in json.loads(json.dumps(asdict(c), default=str)).items() if name not in NEUTRAL}
+        for c in (stored_config(type(config), run.facts["config"]), config)
     )
-    if wrong := sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)):
-        changes = ", ".join(f"{k}: {before.get(k)} became {now.get(k)}" for k in wrong[:3])
-        raise UserError(f"{run.folder}: begun with other settings ({changes}); use those, or begin a new run")
+    if different := sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)):
+        changes = ", ".join(f"{k}: {before.get(k)} then, {now.get(k)} now" for k in different[:3])
+        raise UserError(f"{run.folder}: began with other settings ({changes}); use those, or start a new run")
 
 
 def read_run(folder: Path | str) -> Run:
@@ -142,12 +142,12 @@ def read_run(folder: Path | str) -> Run:
     except FileNotFoundError:
         raise UserError(f"{folder}: not a run folder (no run.json); `sightline train` makes one") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
-    return Run(folder, in_this_format(facts, path))
+        raise UserError(f"{path}: cannot be read ({error}); restore it, or train again") from error
+    return Run(folder, in_current_format(facts, path))
 
 
-def in_this_format(facts: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What an older run says of itself, by the names of today."""
+def in_current_format(facts: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The facts of an older run, with the present names of its settings."""
     made_in = facts.get("format", 1)
     if made_in > FORMAT:
         raise UserError(f"{path}: made by a later version of Sightline (format {made_in}, not {FORMAT}); update it")
@@ -156,7 +156,7 @@ def in_this_format(facts: dict[str, Any], path: Path) -> dict[str, Any]:
     return facts | {"format": FORMAT}
 
 
-def about(rows: Rows) -> dict[str, Any]:
+def describe_rows(rows: Rows) -> dict[str, Any]:
     numbers, names = rows.cells
     table = group_table(rows)
     return {
@@ -170,7 +170,7 @@ def about(rows: Rows) -> dict[str, Any]:
 
 
 def train_counts(run: Run) -> dict[str, int] | None:
-    """How many training pictures each group has, whichever of them a method learns from."""
+    """The number of training images per group, whichever of them a method uses."""
     data = run.facts["data"]
     return data["counts"]["train"] if data["group_names"] else None
 
@@ -188,7 +188,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def config_of(run: Run) -> ViTConfig:
+def vit_config_of(run: Run) -> ViTConfig:
     from ..vit.weights import config_from_json
 
     return config_from_json(json.dumps(run.facts["vit"]), run.folder / "run.json")

@@ -1,4 +1,4 @@
-"""The figures of a run as TensorBoard draws them, for who asks for it."""
+"""TensorBoard logging of a run, with --tensorboard."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import ExitStack
 from ..errors import UserError
 from .run_folder import Run
 
-Board = Callable[[str, float, int], object]  # is told a name, a figure and the epoch
+LogScalar = Callable[[str, float, int], object]  # takes a name, a value and the epoch
 
 
-def tensorboard(run: Run, wanted: bool, to_close: ExitStack) -> Board:
+def tensorboard_logger(run: Run, wanted: bool, to_close: ExitStack) -> LogScalar:
     if not wanted:
         return lambda *_: None
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("--tensorboard: install it first: pip install 'sightline[tensorboard]'") from None
+        raise UserError("--tensorboard: not installed; pip install 'sightline[tensorboard]'") from None
     writer = SummaryWriter(str(run.folder / "tensorboard"))
     to_close.callback(writer.close)
     return writer.add_scalar

@@ -1,1 +1,1 @@
-"""The proof that a model is blind outside its sight, the perturbations it uses, and the leak finder."""
+"""The proof that a model is blind outside its sight, its perturbations of hidden pixels, and the leak finder."""

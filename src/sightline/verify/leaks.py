@@ -1,7 +1,7 @@
-"""The leak finder: does what a model should not see reach its output, and where does it get in?
+"""The leak finder: do hidden pixels reach the output of a model, and in which module do they enter?
 
-For anybody's `nn.Module` that takes images. It redraws the hidden pixels, compares the output, and names the first
-module in which something that should be untouched (a kept token, a kept cell of a feature map) changes.
+For any `nn.Module` that takes images. It redraws the hidden pixels, compares the output bit by bit, and names the first
+module in which something that must not depend on them (a kept token, a kept cell of a feature map) changes.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..sight import Sight
-from .perturbations import NOT_NUMBERS, fill, noise_like, redraws, touched
+from .perturbations import NOT_NUMBERS, fill, images_changed, noise_like, redraws
 
-MOST_PREFIX_TOKENS = 16  # a sequence up to this much longer than the patch grid is taken as prefix tokens + patches
-TRACED = 2  # images: a trace holds what every submodule was given and gave out
+MOST_PREFIX_TOKENS = 16  # a sequence longer than the patch grid by up to this is read as prefix tokens + patches
+TRACED_IMAGES = 2  # a trace holds the inputs and outputs of every submodule, so only few images fit
 
 
 @dataclass(frozen=True)
 class Leak:
-    """Whether hidden pixels reach the output of a model, by how much, and where they get in."""
+    """Whether hidden pixels reach the output of a model, by how much, and where they enter."""
 
     leaks: bool
     images: int
-    trials: int  # redraws of images that had something to hide
+    trials: int  # redraws of images that hide something
     changed: int  # trials in which the output was not bit-identical
-    largest_change: float  # of any number in the output, over the redraws with finite pixels
-    relative_change: float | None  # the same, over the standard deviation of the output; None where that is 0
-    module: str | None  # the first module in which something kept changes
+    largest_change: float  # of any output value, over the redraws with finite pixels
+    relative_change: float | None  # divided by the standard deviation of the output; None where that is 0
+    module: str | None  # the first module in which a kept value changes
     kind: str | None  # its class
     what: str | None  # what changes there
 
@@ -42,13 +42,13 @@ class Leak:
     def sentence(self) -> str:
         tried = f"{self.trials:,} redraws of the hidden pixels of {self.images} image{'s' * (self.images != 1)}"
         if not self.leaks:
-            return f"No leak found: {tried} changed no bit of the output; redrawing visible ones did."
-        place = f" They get in at {self.module} ({self.kind}): {self.what}." if self.module else ""
+            return f"No leak found: {tried} changed no bit of the output; redrawing visible pixels did."
+        place = f" They enter at {self.module} ({self.kind}): {self.what}." if self.module else ""
         spread = "" if self.relative_change is None else f" ({self.relative_change:.2g} standard deviations)"
         by = f"by up to {self.largest_change:.3g}{spread}"
         if not self.largest_change:
             by = "but only where hidden pixels were NaN or infinite"
-        return f"Leaks: {tried} changed the output {self.changed:,} times, {by}.{place}"
+        return f"Leak found: {tried} changed the output {self.changed:,} times, {by}.{place}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"sentence": self.sentence} | asdict(self)
@@ -70,32 +70,32 @@ def find_leak(
     draws: int = 3,
     seed: int = 0,
 ) -> Leak:
-    """Redraw what `sight` hides of `images` [B, 3, h, w] and see whether `module` notices.
+    """Redraw the pixels of `images` [B, 3, h, w] that `sight` hides and check whether the output of `module` changes.
 
-    `call(images)` runs the module where `module(images)` is not the way, for instance to hand it the mask as well.
-    The sight's `keep` says which tokens count as kept.
+    `call(images)` runs the module where `module(images)` does not suffice, for instance to pass a mask as well. The
+    sight's `keep` defines the kept tokens.
     """
     if sight.keep is None:
-        raise ValueError("the leak finder follows tokens: give the sight a `keep` grid, e.g. with Sight.of_pixels")
+        raise ValueError("the leak finder needs a sight with a `keep` grid, for example from Sight.of_pixels")
     call = call or module
     visible = sight.visible(images.shape[-2:])
     generator = torch.Generator().manual_seed(seed)
-    before = outputs(call, images)
-    check_what_shows_nothing(module, call, images, visible, before, generator)
+    before = model_outputs(call, images)
+    check_informative(module, call, images, visible, before, generator)
 
     first, trials, count, largest = None, 0, 0, 0.0
     for kind, redrawn in redraws(images, ~visible, draws, generator):
-        after = outputs(call, redrawn)
-        tried = touched(images, redrawn)
-        differs = torch.stack([rows_that_differ(a, b) for a, b in zip(before, after, strict=True)]).any(dim=0)
+        after = model_outputs(call, redrawn)
+        tried = images_changed(images, redrawn)
+        differs = torch.stack([images_that_differ(a, b) for a, b in zip(before, after, strict=True)]).any(dim=0)
         trials, count = trials + int(tried.sum()), count + int((differs & tried).sum())
         if kind not in NOT_NUMBERS:
             gaps = [(a.double() - b.double()).abs().max().item() for a, b in zip(before, after, strict=True)]
             largest = max([largest, *(gap for gap in gaps if math.isfinite(gap))])
         if first is None and differs.any():
-            at = differs.nonzero()[:, 0].to(images.device)
-            some = at[torch.arange(max(TRACED, 1), device=at.device) % len(at)][:TRACED]
-            first = first_change(module, call, images, redrawn, sight.keep, visible, some)
+            leaking = differs.nonzero()[:, 0].to(images.device)
+            traced = leaking[torch.arange(TRACED_IMAGES, device=leaking.device) % len(leaking)]
+            first = locate_leak(module, call, images, redrawn, sight.keep, visible, traced)
     spread = torch.cat([t.double().flatten() for t in before]).std().item()
     return Leak(
         leaks=count > 0,
@@ -110,74 +110,76 @@ def find_leak(
     )
 
 
-def check_what_shows_nothing(module, call, images: Tensor, visible: Tensor, before: list[Tensor], generator) -> None:
-    """An all-clear must mean something."""
+def check_informative(module, call, images: Tensor, visible: Tensor, before: list[Tensor], generator) -> None:
+    """Raise if "no leak found" would be trivially true, or the model is not deterministic."""
     name = type(module).__name__
     if bool(visible.all()):
-        raise UserError("the sight hides nothing, so there is nothing to find: hide something")
+        raise UserError("the sight hides nothing, so no leak could be found: hide some patches")
     if not all(bool(t.isfinite().all()) for t in before):
-        raise UserError(f"{name} answers with numbers that are not finite, before anything was redrawn")
-    if any(bool(rows_that_differ(a, b).any()) for a, b in zip(before, outputs(call, images), strict=True)):
-        raise UserError(f"{name} answers the same images differently each time: call .eval() and fix its seeds")
+        raise UserError(
+            f"the output of {name} is not finite even before pixels are redrawn: check its weights and input"
+        )
+    if any(bool(images_that_differ(a, b).any()) for a, b in zip(before, model_outputs(call, images), strict=True)):
+        raise UserError(f"{name} is not deterministic on the same images: call .eval() and fix its seeds")
     redrawn = fill(images, visible, images + noise_like(images, generator))
     if visible.any() and not any(
-        rows_that_differ(a, b).any() for a, b in zip(before, outputs(call, redrawn), strict=True)
+        images_that_differ(a, b).any() for a, b in zip(before, model_outputs(call, redrawn), strict=True)
     ):
-        raise UserError(f"{name} does not notice visible pixels either, so that it misses hidden ones means nothing")
+        raise UserError(f"the output of {name} does not depend on visible pixels either, so the test shows nothing")
 
 
-def outputs(call: Callable[[Tensor], Any], images: Tensor) -> list[Tensor]:
-    """What the model gives out, image by image."""
-    found = [t for t in floats(call(images)) if t.ndim and len(t) == len(images)]
-    if not found:
-        raise UserError("the model gives out no floating-point tensor with a row for each image")
-    return found
+def model_outputs(call: Callable[[Tensor], Any], images: Tensor) -> list[Tensor]:
+    """The floating-point outputs of the model that have a row per image."""
+    tensors = [t for t in float_tensors(call(images)) if t.ndim and len(t) == len(images)]
+    if not tensors:
+        raise UserError("the model returns no floating-point tensor with a row for each image")
+    return tensors
 
 
-# ---- the place -------------------------------------------------------------------------------------------------------
+# ---- where hidden pixels enter ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one module was given, or gave out, during a pass."""
+class TraceEntry:
+    """The inputs or outputs of one module during a forward pass."""
 
-    module: str  # where this was computed: the module itself, or for what it was given, the one that called it
+    module: str  # that computed the tensors: the module itself or, for its inputs, the module that called it
     kind: str
-    before: str | None  # the submodule that was given it
+    before: str | None  # for inputs: the submodule that received them
     tensors: list[Tensor]
 
 
-def first_change(module, call, images: Tensor, redrawn: Tensor, keep: Tensor, visible: Tensor, some: Tensor):
-    """The first step in time at which something kept is not the same, in a few images that show it."""
+def locate_leak(module, call, images: Tensor, redrawn: Tensor, keep: Tensor, visible: Tensor, traced: Tensor):
+    """The first entry of the trace in which a kept value changes, in the `traced` images, and what changes there."""
     others = torch.ones(len(images), dtype=torch.bool, device=images.device)
-    others[some] = False
+    others[traced] = False
     mixed = torch.where(others[:, None, None, None], images, redrawn)
-    before, after = trace(module, call, images, some), trace(module, call, mixed, some)
-    for one, two in zip(before, after, strict=True):
-        for a, b in zip(one.tensors, two.tensors, strict=True):
-            name, cells = kept(a, keep[some], visible[some])
-            if cells is not None and bool((changed(a, b) & cells).any()):
-                return one, f"{name} changes" + (f" on the way to its {one.before}" if one.before else "")
+    before, after = trace(module, call, images, traced), trace(module, call, mixed, traced)
+    for entry, redrawn_entry in zip(before, after, strict=True):
+        for a, b in zip(entry.tensors, redrawn_entry.tensors, strict=True):
+            name, cells = kept_values(a, keep[traced], visible[traced])
+            if cells is not None and bool((bits_differ(a, b) & cells).any()):
+                return entry, f"{name} changes" + (f" before its {entry.before}" if entry.before else "")
     return None
 
 
-def trace(module: nn.Module, call: Callable[[Tensor], Any], images: Tensor, some: Tensor) -> list[Step]:
-    """Run once and note what every submodule was given and gave out for `some` images, in time; the output last."""
-    steps: list[Step] = []
+def trace(module: nn.Module, call: Callable[[Tensor], Any], images: Tensor, traced: Tensor) -> list[TraceEntry]:
+    """One forward pass: the inputs and outputs of every submodule for the `traced` images, in time; the output last."""
+    entries: list[TraceEntry] = []
     running = [("the model itself", type(module).__name__)]
 
-    def of_some(content: Any) -> list[Tensor]:
-        return [t[some].clone() for t in floats(content) if t.ndim and len(t) == len(images)]
+    def select(content: Any) -> list[Tensor]:
+        return [t[traced].clone() for t in float_tensors(content) if t.ndim and len(t) == len(images)]
 
     def enter(name: str) -> Callable:
-        def note(m: nn.Module, args: tuple, kwargs: dict) -> None:
-            steps.append(Step(*running[-1], name.rpartition(".")[2], of_some([args, kwargs])))
+        def record_inputs(m: nn.Module, args: tuple, kwargs: dict) -> None:
+            entries.append(TraceEntry(*running[-1], name.rpartition(".")[2], select([args, kwargs])))
             running.append((name, type(m).__name__))
 
-        return note
+        return record_inputs
 
     def leave(_m: nn.Module, _args: tuple, out: Any) -> None:
-        steps.append(Step(*running.pop(), None, of_some(out)))
+        entries.append(TraceEntry(*running.pop(), None, select(out)))
 
     hooks = []
     for name, m in module.named_modules():
@@ -185,30 +187,30 @@ def trace(module: nn.Module, call: Callable[[Tensor], Any], images: Tensor, some
             hooks.append(m.register_forward_pre_hook(enter(name), with_kwargs=True))
             hooks.append(m.register_forward_hook(leave))
     try:
-        tensors = of_some(call(images))
+        tensors = select(call(images))
     finally:
         for hook in hooks:
             hook.remove()
-    return [*steps, Step(*running[0], None, tensors)]
+    return [*entries, TraceEntry(*running[0], None, tensors)]
 
 
-def floats(output: Any) -> Iterator[Tensor]:
-    """The floating-point tensors in whatever a module gives out."""
+def float_tensors(output: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in whatever a module returns."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield output
     elif isinstance(output, Mapping):
         for value in output.values():
-            yield from floats(value)
+            yield from float_tensors(value)
     elif isinstance(output, list | tuple | set):
         for value in output:
-            yield from floats(value)
+            yield from float_tensors(value)
     elif is_dataclass(output) and not isinstance(output, type):
-        yield from floats(vars(output))
+        yield from float_tensors(vars(output))
 
 
-def kept(x: Tensor, keep: Tensor, visible: Tensor) -> tuple[str, Tensor | None]:
-    """What in `x` must not change, in words and as a mask that broadcasts over it; None where its layout is unknown."""
+def kept_values(x: Tensor, keep: Tensor, visible: Tensor) -> tuple[str, Tensor | None]:
+    """The values of `x` that must not change, in words and as a mask of its shape; None where its layout is unknown."""
     B, h, w = visible.shape
     patches = keep.flatten(1)
     if x.ndim == 4 and h % x.shape[2] == 0 and w % x.shape[3] == 0 and h // x.shape[2] == w // x.shape[3]:
@@ -228,14 +230,14 @@ def kept(x: Tensor, keep: Tensor, visible: Tensor) -> tuple[str, Tensor | None]:
     return "", None
 
 
-def changed(a: Tensor, b: Tensor) -> Tensor:
-    """Where two tensors differ in any bit; NaN is equal to the same NaN."""
+def bits_differ(a: Tensor, b: Tensor) -> Tensor:
+    """Where two tensors differ in any bit; a NaN equals the same NaN."""
     if a.shape != b.shape:
-        raise UserError(f"the model's shapes depend on hidden pixels: {list(a.shape)} became {list(b.shape)}")
+        raise UserError(f"shapes inside the model depend on hidden pixels: {list(a.shape)} became {list(b.shape)}")
     bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return a.contiguous().view(bits) != b.contiguous().view(bits)
 
 
-def rows_that_differ(a: Tensor, b: Tensor) -> Tensor:
-    """bool [B], on the CPU."""
-    return changed(a, b).reshape(len(a), -1).any(dim=1).cpu()
+def images_that_differ(a: Tensor, b: Tensor) -> Tensor:
+    """bool [B], on the CPU: the images for which any bit differs."""
+    return bits_differ(a, b).reshape(len(a), -1).any(dim=1).cpu()

@@ -1,9 +1,9 @@
-"""The proof: nothing outside the sight reaches the answer, shown on the running model.
+"""The proof that nothing outside the sight reaches the prediction, on the running model.
 
-`verify` redraws the hidden pixels in every way it knows, many times, with the sight held fixed, and compares the
-logits and the kept tokens bit by bit. That is a proof by trial for the conditions stated in the certificate, not for
-all inputs; but the hiding is structural, so one bit out of place is a bug. It also says, as a figure and not as a
-proof, how often the sight itself and the answer change end to end: the selector does see the whole image.
+`verify` redraws the hidden pixels many times and in many ways, with the sight held fixed, and compares the logits and
+the kept tokens bit by bit. It is a proof by trial under the conditions stated in the certificate, not for all inputs;
+but hiding is structural, so a single changed bit is a bug. It also measures, without proving anything, how often the
+sight and the prediction change end to end, since the selector does see the whole image.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..config import Verify
-from ..console.files import make_way, write
+from ..console.files import prepare_output, write
 from ..console.terminal import counted
 from ..errors import UserError
 from ..metrics.intervals import wilson
-from ..sight import Judge, Method, Prediction, Sight, spread
+from ..sight import Judge, Method, Prediction, Sight, cells_to_pixels
 from ..vit.model import ViT
 from ..vit.weights import weights_sha256
-from .leaks import Leak, find_leak, rows_that_differ
-from .perturbations import NOT_NUMBERS, fill, noise_like, plausible_redraws, redraws, touched
+from .leaks import Leak, find_leak, images_that_differ
+from .perturbations import NOT_NUMBERS, fill, images_changed, noise_like, plausible_redraws, redraws
 
 ASCENT = "gradient ascent"
 
 
 @dataclass
-class Tried:
-    """One way of redrawing hidden pixels and what came of it. A trial is one redraw of one image."""
+class RedrawResult:
+    """The results of one kind of redraw of hidden pixels. A trial is one redraw of one image."""
 
     level: Literal["patches", "pixels"]
     kind: str
     trials: int = 0
     changed: int = 0
-    largest_change: float | None = 0.0  # None for redraws that are no numbers: there is no distance to them
+    largest_change: float | None = 0.0  # None for NaN and infinities, which have no distance
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Certificate:
     verdict: Literal["blind", "leaks", "refused"]
     sentence: str
     images: int
-    tried: list[Tried]
+    tried: list[RedrawResult]
     largest_gradient: float | None  # of the logits with respect to a hidden pixel; None: the method has no gradient
     control: dict[str, int]  # the same with *visible* pixels, which must make a difference
-    end_to_end: dict[str, Any] | None  # a figure, not a proof; None when the sight was given from outside
-    leak: dict[str, Any] | None  # where hidden pixels get in, if they do
+    end_to_end: dict[str, Any] | None  # measured, not proved; None if the sight was given
+    leak: dict[str, Any] | None  # where hidden pixels enter, if they do
     conditions: dict[str, Any]
     model: dict[str, Any]
 
@@ -79,20 +79,20 @@ def verify(
     batch: int = 16,
     seed: int = 0,
 ) -> Certificate:
-    """Prove on `images` [n, 3, h, w] that `method` is blind outside its sight, or outside the `sight` given."""
+    """Prove on `images` [n, 3, h, w] that `method` is blind outside its own sight, or outside the given `sight`."""
     if sight is None and not isinstance(method, Method):
-        raise ValueError(f"{type(method).__name__} cannot look for itself: give verify the sight")
+        raise ValueError(f"{type(method).__name__} has no `look`: give verify the sight")
     proof = Proof(method, draws, ascent_steps, torch.Generator().manual_seed(seed))
-    with in_evaluation_mode(method):
+    with evaluation_mode(method):
         for start in range(0, len(images), batch):
-            some = images[start : start + batch]
+            chunk = images[start : start + batch]
             with torch.no_grad():
                 if sight is not None:
-                    proof.add(some, sight[start : start + batch].to(some.device))
+                    proof.add(chunk, sight[start : start + batch].to(chunk.device))
                 elif isinstance(method, Method):
-                    seen = method.look(some)
-                    proof.add(some, seen)
-                    proof.follow_end_to_end(method, some, seen)
+                    own_sight = method.look(chunk)
+                    proof.add(chunk, own_sight)
+                    proof.add_end_to_end(method, chunk, own_sight)
         return proof.certificate(images)
 
 
@@ -104,7 +104,7 @@ class Proof:
         self.images, self.coverage = 0, 0.0
         self.batches: list[list[int]] = []
         self.answers_in: set[str] = set()
-        self.tried: dict[tuple[str, str], Tried] = {}
+        self.tried: dict[tuple[str, str], RedrawResult] = {}
         self.largest_gradient: float | None = None
         self.control = {"trials": 0, "changed": 0}
         self.end_to_end: dict[str, dict[str, Any]] = {}
@@ -119,22 +119,22 @@ class Proof:
         self.images += len(images)
         self.coverage += sight.coverage(images.shape[-2:]).sum().item()
         self.batches.append(list(images.shape))
-        self.answers_in.add(name_of(before.logits.dtype))
+        self.answers_in.add(dtype_name(before.logits.dtype))
         self.compared = "logits" if before.tokens is None else "logits and kept tokens"
         if not before.logits.isfinite().all():
-            self.refusals.append("the answer itself is not a finite number")
-        if difference(before, self.judge(images, sight))[0].any():
-            self.refusals.append("the model answers the same images differently each time")
+            self.refusals.append("the logits are not finite")
+        if compare_predictions(before, self.judge(images, sight))[0].any():
+            self.refusals.append("the model is not deterministic on the same images")
         leaked = False
-        for level, hidden in levels(sight, visible):
+        for level, hidden in hidden_levels(sight, visible):
             for kind, redrawn in self.redraws(images, hidden, sight):
-                leaked |= self.note(level, kind, before, self.judge(redrawn, sight), touched(images, redrawn))
+                leaked |= self.record(level, kind, before, self.judge(redrawn, sight), images_changed(images, redrawn))
         if leaked and self.leak is None and not self.refusals:
             self.leak = self.find_leak(images, sight)
         self.add_control(images, visible, before, sight)
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
-        with watch_hiding(self.method, self.hiding):
+        with record_hiding(self.method, self.hiding):
             return self.method.judge(images, sight)
 
     def redraws(self, images: Tensor, hidden: Tensor, sight: Sight) -> Iterator[tuple[str, Tensor]]:
@@ -142,40 +142,40 @@ class Proof:
         yield from ((ASCENT, x) for x in self.ascend(images, hidden, sight))
 
     def ascend(self, images: Tensor, hidden: Tensor, sight: Sight) -> Iterator[Tensor]:
-        """Hidden pixels moved to where they would sway the answer most, if they could. Nothing without a gradient."""
+        """Hidden pixels moved by gradient ascent to change the output most, if they could; none without a gradient."""
         x = fill(images, hidden, images + 0.1 * noise_like(images, self.generator))
-        towards: list[Tensor] = []
+        directions: list[Tensor] = []
         for _ in range(self.ascent_steps):
             with torch.enable_grad():
                 x = x.detach().requires_grad_()
                 prediction = self.method.judge(x, sight)
-                given = [t for t in (prediction.logits, prediction.tokens) if t is not None and t.requires_grad]
-                if not given:
+                outputs = [t for t in (prediction.logits, prediction.tokens) if t is not None and t.requires_grad]
+                if not outputs:
                     return
-                towards = towards or [noise_like(t, self.generator) / t[0].numel() ** 0.5 for t in given]
-                goal = torch.stack([(t * way).float().sum() for t, way in zip(given, towards, strict=True)]).sum()
+                directions = directions or [noise_like(t, self.generator) / t[0].numel() ** 0.5 for t in outputs]
+                goal = torch.stack([(t * d).float().sum() for t, d in zip(outputs, directions, strict=True)]).sum()
                 (gradient,) = torch.autograd.grad(goal, x, allow_unused=True)
             gradient = torch.zeros_like(x) if gradient is None else gradient
-            there = gradient.masked_select(hidden[:, None].expand_as(gradient)).abs()
-            if not there.isfinite().all():
-                self.refusals.append("the gradient at hidden pixels is not a finite number")
-            elif len(there):
-                self.largest_gradient = max(self.largest_gradient or 0.0, there.max().item())
-            chance = noise_like(images, self.generator).sign()
-            x = fill(images, hidden, x.detach() + 0.1 * torch.where(gradient == 0, chance, gradient.sign()))
+            at_hidden = gradient.masked_select(hidden[:, None].expand_as(gradient)).abs()
+            if not at_hidden.isfinite().all():
+                self.refusals.append("the gradient at hidden pixels is not finite")
+            elif len(at_hidden):
+                self.largest_gradient = max(self.largest_gradient or 0.0, at_hidden.max().item())
+            random_signs = noise_like(images, self.generator).sign()
+            x = fill(images, hidden, x.detach() + 0.1 * torch.where(gradient == 0, random_signs, gradient.sign()))
             yield x
 
-    def note(self, level, kind: str, before: Prediction, after: Prediction, tried: Tensor) -> bool:
-        """Count a redraw for the images that it really changed."""
-        row = self.tried.setdefault((level, kind), Tried(level, kind))
-        differs, by = difference(before, after)
+    def record(self, level, kind: str, before: Prediction, after: Prediction, tried: Tensor) -> bool:
+        """Count a redraw for the images that it really changed; whether it changed any output."""
+        row = self.tried.setdefault((level, kind), RedrawResult(level, kind))
+        differs, by = compare_predictions(before, after)
         row.trials += int(tried.sum())
         row.changed += int((differs & tried).sum())
         row.largest_change = None if kind in NOT_NUMBERS else max(row.largest_change or 0.0, by)
         return bool((differs & tried).any())
 
     def find_leak(self, images: Tensor, sight: Sight) -> Leak | None:
-        """Where it gets in; None where that cannot be said."""
+        """Where hidden pixels enter; None where that cannot be located."""
         if sight.keep is None or not isinstance(self.method, nn.Module):
             return None
         try:
@@ -185,27 +185,27 @@ class Proof:
 
     def add_control(self, images: Tensor, visible: Tensor, before: Prediction, sight: Sight) -> None:
         redrawn = fill(images, visible, images + noise_like(images, self.generator))
-        differs, _ = difference(before, self.judge(redrawn, sight))
-        something = visible.flatten(1).any(dim=1)
-        self.control["trials"] += int(something.sum())
-        self.control["changed"] += int((differs & something.cpu()).sum())
+        differs, _ = compare_predictions(before, self.judge(redrawn, sight))
+        sees_something = visible.flatten(1).any(dim=1)
+        self.control["trials"] += int(sees_something.sum())
+        self.control["changed"] += int((differs & sees_something.cpu()).sum())
 
-    def follow_end_to_end(self, method: Method, images: Tensor, sight: Sight) -> None:
+    def add_end_to_end(self, method: Method, images: Tensor, sight: Sight) -> None:
         size = images.shape[-2:]
         visible, labels = sight.visible(size), method.judge(images, sight).labels
         for kind, redrawn in plausible_redraws(images, ~visible, self.generator):
-            new = method.look(redrawn)
-            now, answer = new.visible(size), method.judge(redrawn, new).labels
+            new_sight = method.look(redrawn)
+            now, new_labels = new_sight.visible(size), method.judge(redrawn, new_sight).labels
             row = self.end_to_end.setdefault(kind, {"n": 0, "answer_changed": 0, "sight_changed": 0, "sight_iou": 0.0})
             row["n"] += len(images)
-            row["answer_changed"] += int((answer != labels).sum())
+            row["answer_changed"] += int((new_labels != labels).sum())
             row["sight_changed"] += int((now != visible).flatten(1).any(dim=1).sum())
             union = (now | visible).flatten(1).sum(dim=1)
             row["sight_iou"] += torch.where(union > 0, (now & visible).flatten(1).sum(dim=1) / union, 1.0).sum().item()
 
     def certificate(self, images: Tensor) -> Certificate:
         tried = list(self.tried.values())
-        verdict, sentence = self.final_evaluation(tried)
+        verdict, sentence = self.verdict_and_sentence(tried)
         return Certificate(
             verdict=verdict,
             sentence=sentence,
@@ -213,37 +213,37 @@ class Proof:
             tried=tried,
             largest_gradient=self.largest_gradient,
             control=self.control,
-            end_to_end=self.end_to_end_figures(),
+            end_to_end=self.end_to_end_rates(),
             leak=self.leak.to_dict() if self.leak else None,
             conditions=self.conditions(images),
             model=fingerprint(self.method),
         )
 
-    def final_evaluation(self, tried: list[Tried]) -> tuple[Literal["blind", "leaks", "refused"], str]:
+    def verdict_and_sentence(self, tried: list[RedrawResult]) -> tuple[Literal["blind", "leaks", "refused"], str]:
         trials, count = sum(t.trials for t in tried), sum(t.changed for t in tried)
         what = f"{trials:,} redraws of hidden pixels on {self.images} image{'s' * (self.images != 1)}"
         refusals = list(dict.fromkeys(self.refusals))
         if "weighted" in self.hiding:
-            refusals.append("it hides by weights, a form for training that keeps the content of hidden patches")
+            refusals.append("it hides by weighting, a form for training in which hidden patches keep their content")
         if not trials:
             refusals.append("its sight hides nothing, so there is nothing to prove")
         elif not self.control["trials"]:
-            refusals.append("nothing is visible in any of these pictures, so blindness means nothing")
+            refusals.append("nothing is visible in any of these images, so blindness would be trivial")
         if self.control["trials"] and not self.control["changed"]:
-            refusals.append("visible pixels make no difference either, so blindness to hidden ones means nothing")
+            refusals.append("visible pixels do not change the output either, so blindness would be trivial")
         if refusals:
             found = f" ({what}: {count:,} changed the {self.compared})" if trials else ""
             return "refused", f"No certificate: {'; '.join(refusals)}{found}."
         if count or self.largest_gradient:
             worst = max(t.largest_change or 0.0 for t in tried)
-            place = f" They get in at {self.leak.module} ({self.leak.kind})." if self.leak and self.leak.module else ""
+            place = f" They enter at {self.leak.module} ({self.leak.kind})." if self.leak and self.leak.module else ""
             return "leaks", f"Not blind: of {what}, {count:,} changed the {self.compared}, by up to {worst:.3g}.{place}"
         return "blind", (
             f"Blind outside its sight: {what} ({self.coverage / self.images:.0%} visible) changed no bit of the "
             f"{self.compared}; redrawing visible pixels changed {self.control['changed']} of {self.control['trials']}."
         )
 
-    def end_to_end_figures(self) -> dict[str, Any] | None:
+    def end_to_end_rates(self) -> dict[str, Any] | None:
         if not self.end_to_end:
             return None
         rows = {}
@@ -264,10 +264,10 @@ class Proof:
             "hiding": sorted(self.hiding) or ["not observed"],
             "visible_share": round(self.coverage / self.images, 4),
             "batch_shapes": [list(shape) for shape in sorted({tuple(shape) for shape in self.batches})],
-            "images_in": name_of(images.dtype),
-            "weights_in": sorted({name_of(p.dtype) for p in parameters}),
+            "images_in": dtype_name(images.dtype),
+            "weights_in": sorted({dtype_name(p.dtype) for p in parameters}),
             "answers_in": sorted(self.answers_in),
-            "autocast": name_of(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
+            "autocast": dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
             "device": device_name(images.device),
             "attention_kernels_allowed": allowed if device == "cuda" else ["cpu"],
             "matmul_precision": torch.get_float32_matmul_precision(),
@@ -278,30 +278,30 @@ class Proof:
         }
 
 
-def levels(sight: Sight, visible: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What is hidden: whole patches; and, where the sight goes further, single pixels inside kept ones."""
-    whole = torch.zeros_like(visible) if sight.keep is None else ~spread(sight.keep, visible.shape[1:])
+def hidden_levels(sight: Sight, visible: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The hidden pixels, by level: whole patches and, in a pixel-exact sight, pixels inside kept patches."""
+    whole = torch.zeros_like(visible) if sight.keep is None else ~cells_to_pixels(sight.keep, visible.shape[1:])
     if whole.any():
         yield "patches", whole
     if (~visible & ~whole).any():
         yield "pixels", ~visible & ~whole
 
 
-def difference(before: Prediction, after: Prediction) -> tuple[Tensor, float]:
-    """Which images' logits or tokens differ in any bit, and by how much at most."""
+def compare_predictions(before: Prediction, after: Prediction) -> tuple[Tensor, float]:
+    """Which images' logits or tokens differ in any bit, and the largest difference."""
     differs, largest = torch.zeros(len(before.logits), dtype=torch.bool), 0.0
     for a, b in ((before.logits, after.logits), (before.tokens, after.tokens)):
-        assert (a is None) == (b is None), "a method gives its tokens always or never"
+        assert (a is None) == (b is None), "a method returns tokens always or never"
         if a is None or b is None:
             continue
-        differs |= rows_that_differ(a, b)
+        differs |= images_that_differ(a, b)
         gap = (a.double() - b.double()).abs()
         largest = max(largest, gap[gap.isfinite()].max().item() if gap.isfinite().any() else 0.0)
     return differs, largest
 
 
-class watch_hiding:
-    """Notes how the ViTs inside a method hide, while it runs."""
+class record_hiding:
+    """Record how the ViTs inside a method hide patches while it runs."""
 
     def __init__(self, method: Judge, seen: set[str]):
         modules = method.modules() if isinstance(method, nn.Module) else ()
@@ -318,7 +318,7 @@ class watch_hiding:
 
 
 def fingerprint(method: Judge) -> dict[str, Any]:
-    """What was proved, so that a certificate cannot be passed off for another model."""
+    """Identifies the verified model, so that a certificate cannot be used for another one."""
     name = f"{type(method).__module__}.{type(method).__qualname__}"
     if not isinstance(method, nn.Module):
         return {"class": name}
@@ -332,7 +332,7 @@ def fingerprint(method: Judge) -> dict[str, Any]:
 
 
 @contextmanager
-def in_evaluation_mode(method: Judge) -> Generator[None]:
+def evaluation_mode(method: Judge) -> Generator[None]:
     modules = list(method.modules()) if isinstance(method, nn.Module) else []
     training = [m for m in modules if m.training]
     for m in training:
@@ -344,7 +344,7 @@ def in_evaluation_mode(method: Judge) -> Generator[None]:
             m.training = True
 
 
-def name_of(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -356,25 +356,25 @@ def device_name(device: torch.device) -> str:
 
 
 def run_command(command: Verify) -> int:
-    from .target import subject_of
+    from .target import resolve_target
 
-    make_way(command.out)
-    subject = subject_of(command)
-    kind = "picture" if command.images else "toy picture"
-    print(f"{subject.name} on {counted(len(subject.images), kind)}, looking by {subject.where}.")
-    if subject.note:
-        print(f"({subject.note})")
-    if isinstance(subject.module, Judge):
-        certificate = verify(subject.module, subject.images, subject.sight, draws=command.draws, seed=command.seed)
+    prepare_output(command.out)
+    target = resolve_target(command)
+    kind = "image" if command.images else "toy image"
+    print(f"{target.name} on {counted(len(target.images), kind)}; sight: {target.where}.")
+    if target.note:
+        print(f"({target.note})")
+    if isinstance(target.module, Judge):
+        certificate = verify(target.module, target.images, target.sight, draws=command.draws, seed=command.seed)
         if command.out is not None:
             write(command.out, certificate.to_json() + "\n")
-        show(certificate)
+        print_certificate(certificate)
         if command.out is None and certificate.verdict != "refused":
-            print("This certificate is not kept; --out certificate.json keeps it.")
+            print("The certificate was not saved; save it with --out certificate.json.")
         return int(certificate.verdict != "blind")
-    assert subject.sight is not None, "only methods look for themselves"
+    assert target.sight is not None, "only a method chooses its own sight"
     leak = find_leak(
-        subject.module, subject.images, subject.sight, call=subject.call, draws=command.draws, seed=command.seed
+        target.module, target.images, target.sight, call=target.call, draws=command.draws, seed=command.seed
     )
     if command.out is not None:
         write(command.out, leak.to_json() + "\n")
@@ -382,13 +382,13 @@ def run_command(command: Verify) -> int:
     return int(leak.leaks)
 
 
-def show(certificate: Certificate, *, brief: bool = False) -> None:
+def print_certificate(certificate: Certificate, *, brief: bool = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
     if not brief:
-        table = Table("hidden", "redrawn with", "trials", "changed", "largest change", box=None, pad_edge=False)
+        table = Table("Hidden", "Redrawn with", "Trials", "Changed", "Largest change", box=None, pad_edge=False)
         for row in certificate.tried:
             largest = "–" if row.largest_change is None else f"{row.largest_change:.3g}"
             table.add_row(row.level, row.kind, f"{row.trials:,}", f"{row.changed:,}", largest)
@@ -396,17 +396,14 @@ def show(certificate: Certificate, *, brief: bool = False) -> None:
     colour = "green" if certificate.verdict == "blind" else "red"
     console.print(f"[bold {colour}]{certificate.verdict}[/]  {certificate.sentence}", soft_wrap=True)
     if certificate.end_to_end:
-        console.print(
-            "End to end (a figure, not a proof: the selector sees the whole image), with hidden pixels redrawn:"
-        )
-        table = Table(
-            "redrawn with", "n", "answer changed", "sight changed", "overlap of sights", box=None, pad_edge=False
-        )
+        console.print("End to end, measured and not proved, since the selector sees the redrawn pixels too:")
+        names = ("Redrawn with", "n", "Prediction changed", "Sight changed", "IoU of the sights")
+        table = Table(*names, box=None, pad_edge=False)
         for kind, row in certificate.end_to_end["redrawn_with"].items():
-            shares = [
+            rates = [
                 f"{row[figure] / row['n']:.0%} [{low:.0%}, {high:.0%}]"
                 for figure in ("answer_changed", "sight_changed")
                 for low, high in [row[f"{figure}_interval"]]
             ]
-            table.add_row(kind, str(row["n"]), *shares, f"{row['sight_iou']:.2f}")
+            table.add_row(kind, str(row["n"]), *rates, f"{row['sight_iou']:.2f}")
         console.print(table)

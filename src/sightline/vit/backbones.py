@@ -1,7 +1,7 @@
-"""The published backbones that Sightline knows by name: what they are, where they are, how they want their pictures.
+"""The registry of published backbones: architecture, preprocessing and source of the weights by name.
 
 Sizes, normalisation and cropping are the authors' own (resize to 256 and crop 224 is `crop=0.875`). Revisions are
-commits of the hub's repositories; where none is stated, the newest is taken and `vit.origin` notes which that was.
+commits of the hub's repositories; where none is pinned, the newest is used and `vit.origin` records it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 
 
 @dataclass(frozen=True)
-class Known:
+class Backbone:
     name: str
     config: ViTConfig
     repository: str | None = None  # on the Hugging Face hub; None: not published there as safetensors
     revision: str | None = None
     file: str = "model.safetensors"
-    note: str = ""  # for those without a repository: where to get the file
-    embedded: str | None = None  # the file that comes with this package
+    note: str = ""  # for those without a repository: where to get the weights
+    embedded: str | None = None  # the weights file in this package
 
 
 SIZES = {  # width, depth, heads
@@ -36,7 +36,7 @@ SIZES = {  # width, depth, heads
 }
 
 
-# Small enough to train on a laptop's processor in a minute; not published anywhere.
+# Small enough to train on a laptop CPU in a minute; not published.
 NANO = ViTConfig(width=96, depth=6, heads=3, patch=8, grid=(8, 8), registers=2, input=Input(size=(64, 64)))
 
 
@@ -47,8 +47,8 @@ def _vit(size: str, patch: int, grid: int | None = None, **rest) -> ViTConfig:
     return ViTConfig(width=width, depth=depth, heads=heads, patch=patch, grid=(grid, grid), **rest)
 
 
-def own_vit(size: str, patch: int, pixels: int, registers: int) -> ViTConfig:
-    """What this project's own pretraining makes."""
+def sightline_vit_config(size: str, patch: int, pixels: int, registers: int) -> ViTConfig:
+    """The architectures of this project's own pretraining."""
     return _vit(size, patch, pixels // patch, registers=registers, input=Input((pixels, pixels)))
 
 
@@ -62,16 +62,16 @@ def _giant(config: ViTConfig) -> ViTConfig:
 
 
 def _dinov3(size: str, **rest) -> ViTConfig:
-    eyes = Input(size=(256, 256))
+    expects = Input(size=(256, 256))
     config = _vit(
-        size, 16, input=eyes, registers=4, layer_scale=1e-5, positions="rotary", qkv_bias="no_key", norm_eps=1e-5
+        size, 16, input=expects, registers=4, layer_scale=1e-5, positions="rotary", qkv_bias="no_key", norm_eps=1e-5
     )
     return replace(config, **rest)
 
 
 def _clip(size: str, patch: int, **rest) -> ViTConfig:
-    eyes = Input(mean=CLIP_MEAN, std=CLIP_STD)
-    config = _vit(size, patch, input=eyes, mlp="quick_gelu", pre_norm=True, patch_bias=False, norm_eps=1e-5)
+    expects = Input(mean=CLIP_MEAN, std=CLIP_STD)
+    config = _vit(size, patch, input=expects, mlp="quick_gelu", pre_norm=True, patch_bias=False, norm_eps=1e-5)
     return replace(config, **rest)
 
 
@@ -83,9 +83,9 @@ def _openclip_g14() -> ViTConfig:
     return replace(_clip("h", 14, mlp="gelu"), width=1408, depth=40, hidden=6144)
 
 
-def _ibot(size: str, folder: str) -> Known:
+def _ibot(size: str, folder: str) -> Backbone:
     note = f"The authors publish {folder}/checkpoint_teacher.pth at github.com/bytedance/ibot: download it."
-    return Known(f"ibot-{size}16", _vit(size, 16, positions="bicubic_offset"), note=note)
+    return Backbone(f"ibot-{size}16", _vit(size, 16, positions="bicubic_offset"), note=note)
 
 
 _DINO_S8 = _vit("s", 8, positions="bicubic_offset")
@@ -95,50 +95,50 @@ _OPEN_CLIP_PYTORCH = "open_clip_pytorch_model.safetensors"
 
 # fmt: off
 _ALL = [
-    Known("dino-s16", _vit("s", 16, positions="bicubic_offset"), "timm/vit_small_patch16_224.dino", "733b42a211ebe03aa7327050699cfcee7cd96123"),
-    Known("dino-s8", _DINO_S8, "timm/vit_small_patch8_224.dino", "1e26d402048865ad71f26f814c0d9f691254db37"),
-    Known("dino-b16", _vit("b", 16, positions="bicubic_offset"), "timm/vit_base_patch16_224.dino", "3ca4284a1d2db6ac0fc1a7e24e71ee0643260ec2"),
-    Known("dinov2-s14", _dinov2("s"), "timm/vit_small_patch14_dinov2.lvd142m", "4610ca143709d58a633b6397a74412c2c3842454"),
-    Known("dinov2-b14", _dinov2("b"), "timm/vit_base_patch14_dinov2.lvd142m", "4685c99dabffe5affac90bd99dbffd25801ae58d"),
-    Known("dinov2-l14", _dinov2("l"), "timm/vit_large_patch14_dinov2.lvd142m", "4741e1cafbf45415e77074bb0cb42dba76c8684a"),
-    Known("dinov2-g14", _giant(_dinov2("l")), "timm/vit_giant_patch14_dinov2.lvd142m", "dd22bb6485eeb29d67273f76d983061298bdc7f0"),
-    Known("dinov2-s14-reg", _dinov2("s", 4), "timm/vit_small_patch14_reg4_dinov2.lvd142m", "c04b5193082a8d5b0c4856c7937384a48136c5de"),
-    Known("dinov2-b14-reg", _dinov2("b", 4), "timm/vit_base_patch14_reg4_dinov2.lvd142m", "3b06466a5548c52b8b98822e1390987695fcbf82"),
-    Known("dinov2-l14-reg", _dinov2("l", 4), "timm/vit_large_patch14_reg4_dinov2.lvd142m", "f3c408e77602bb412aa65fb03dfa0d5f95cb3832"),
-    Known("dinov2-g14-reg", _giant(_dinov2("l", 4)), "timm/vit_giant_patch14_reg4_dinov2.lvd142m"),
-    Known("dinov3-s16", _dinov3("s"), "timm/vit_small_patch16_dinov3.lvd1689m", "3bf4720a82ec2066db88137180ff1f83a675cef0"),
-    Known("dinov3-s16plus", _dinov3("s", mlp="swiglu", hidden=1536), "timm/vit_small_plus_patch16_dinov3.lvd1689m"),
-    Known("dinov3-b16", _dinov3("b"), "timm/vit_base_patch16_dinov3.lvd1689m", "c6a5fb7d12bbd3cf3b0079253141c3332aaed7da"),
-    Known("dinov3-l16", _dinov3("l"), "timm/vit_large_patch16_dinov3.lvd1689m", "30c1109559f65dea34316b0d4842d35c5771fe11"),
-    Known("dinov3-h16plus", _dinov3("h", heads=20, mlp="swiglu", hidden=5120), "timm/vit_huge_plus_patch16_dinov3.lvd1689m"),
-    Known("dinov3-7b16", _dinov3("l", width=4096, depth=40, heads=32, mlp="swiglu", hidden=8192), "timm/vit_7b_patch16_dinov3.lvd1689m"),
-    Known("mae-b16", _vit("b", 16, positions="bicubic"), "timm/vit_base_patch16_224.mae", "9085cfddecbe125d73b95d25b7d4eb4832f216fa"),
-    Known("mae-l16", _vit("l", 16, positions="bicubic"), "timm/vit_large_patch16_224.mae", "4b308043edaf05585fd5762ea4fb78cf75d9ac4c"),
-    Known("mae-h14", _vit("h", 14, positions="bicubic"), "timm/vit_huge_patch14_224.mae", "007fb32550ad33651c5dd46afd86251f452b0334"),
-    Known("augreg-ti16", _augreg("ti"), "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"),
-    Known("augreg-s16", _augreg("s"), "timm/vit_small_patch16_224.augreg_in21k_ft_in1k", "7e2c55630205e1266030f18370f4c6ed1a514b52"),
-    Known("augreg-b16", _augreg("b"), "timm/vit_base_patch16_224.augreg_in21k_ft_in1k", "b5b38b8f7dd93ce67d12e356a8771556b95c8cf9"),
-    Known("augreg-l16", _augreg("l"), "timm/vit_large_patch16_224.augreg_in21k_ft_in1k"),
-    Known("deit-s16", _vit("s", 16, positions="bicubic"), "timm/deit_small_patch16_224.fb_in1k", "91327a9c99f98fe6b524cd4d397b7226b80e1365"),
-    Known("deit-b16", _vit("b", 16, positions="bicubic"), "timm/deit_base_patch16_224.fb_in1k", "b78cc5532a69df6bcad9c3a8d76653fd20b31ac6"),
-    Known("clip-b32", _clip("b", 32), "timm/vit_base_patch32_clip_224.openai", "a6f597a30f7b82c51704746581f9a4e41421e878", _OPEN_CLIP),
-    Known("clip-b16", _clip("b", 16), "timm/vit_base_patch16_clip_224.openai", "977e3dd0ec55ab8da155f2fbeb6b5f54948b6e3d", _OPEN_CLIP),
-    Known("clip-l14", _clip("l", 14), "openai/clip-vit-large-patch14", "32bd64288804d66eefd0ccbe215aa642df71cc41"),
-    Known("openclip-b16", _clip("b", 16, mlp="gelu"), "laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "7288da5a0d6f0b51c4a2b27c624837a9236d0112", _OPEN_CLIP),
-    Known("openclip-l14", _clip("l", 14, mlp="gelu", input=Input(mean=HALF, std=HALF)), "laion/CLIP-ViT-L-14-laion2B-s32B-b82K", "1627032197142fbe2a7cfec626f4ced3ae60d07a", _OPEN_CLIP_PYTORCH),
-    Known("openclip-h14", _clip("h", 14, mlp="gelu"), "laion/CLIP-ViT-H-14-laion2B-s32B-b79K", "1c2b8495b28150b8a4922ee1c8edee224c284c0c", _OPEN_CLIP),
-    Known("openclip-g14", _openclip_g14(), "laion/CLIP-ViT-g-14-laion2B-s12B-b42K", "4b0305adc6802b2632e11cbe6606a9bdd43d35c9", _OPEN_CLIP_PYTORCH),
+    Backbone("dino-s16", _vit("s", 16, positions="bicubic_offset"), "timm/vit_small_patch16_224.dino", "733b42a211ebe03aa7327050699cfcee7cd96123"),
+    Backbone("dino-s8", _DINO_S8, "timm/vit_small_patch8_224.dino", "1e26d402048865ad71f26f814c0d9f691254db37"),
+    Backbone("dino-b16", _vit("b", 16, positions="bicubic_offset"), "timm/vit_base_patch16_224.dino", "3ca4284a1d2db6ac0fc1a7e24e71ee0643260ec2"),
+    Backbone("dinov2-s14", _dinov2("s"), "timm/vit_small_patch14_dinov2.lvd142m", "4610ca143709d58a633b6397a74412c2c3842454"),
+    Backbone("dinov2-b14", _dinov2("b"), "timm/vit_base_patch14_dinov2.lvd142m", "4685c99dabffe5affac90bd99dbffd25801ae58d"),
+    Backbone("dinov2-l14", _dinov2("l"), "timm/vit_large_patch14_dinov2.lvd142m", "4741e1cafbf45415e77074bb0cb42dba76c8684a"),
+    Backbone("dinov2-g14", _giant(_dinov2("l")), "timm/vit_giant_patch14_dinov2.lvd142m", "dd22bb6485eeb29d67273f76d983061298bdc7f0"),
+    Backbone("dinov2-s14-reg", _dinov2("s", 4), "timm/vit_small_patch14_reg4_dinov2.lvd142m", "c04b5193082a8d5b0c4856c7937384a48136c5de"),
+    Backbone("dinov2-b14-reg", _dinov2("b", 4), "timm/vit_base_patch14_reg4_dinov2.lvd142m", "3b06466a5548c52b8b98822e1390987695fcbf82"),
+    Backbone("dinov2-l14-reg", _dinov2("l", 4), "timm/vit_large_patch14_reg4_dinov2.lvd142m", "f3c408e77602bb412aa65fb03dfa0d5f95cb3832"),
+    Backbone("dinov2-g14-reg", _giant(_dinov2("l", 4)), "timm/vit_giant_patch14_reg4_dinov2.lvd142m"),
+    Backbone("dinov3-s16", _dinov3("s"), "timm/vit_small_patch16_dinov3.lvd1689m", "3bf4720a82ec2066db88137180ff1f83a675cef0"),
+    Backbone("dinov3-s16plus", _dinov3("s", mlp="swiglu", hidden=1536), "timm/vit_small_plus_patch16_dinov3.lvd1689m"),
+    Backbone("dinov3-b16", _dinov3("b"), "timm/vit_base_patch16_dinov3.lvd1689m", "c6a5fb7d12bbd3cf3b0079253141c3332aaed7da"),
+    Backbone("dinov3-l16", _dinov3("l"), "timm/vit_large_patch16_dinov3.lvd1689m", "30c1109559f65dea34316b0d4842d35c5771fe11"),
+    Backbone("dinov3-h16plus", _dinov3("h", heads=20, mlp="swiglu", hidden=5120), "timm/vit_huge_plus_patch16_dinov3.lvd1689m"),
+    Backbone("dinov3-7b16", _dinov3("l", width=4096, depth=40, heads=32, mlp="swiglu", hidden=8192), "timm/vit_7b_patch16_dinov3.lvd1689m"),
+    Backbone("mae-b16", _vit("b", 16, positions="bicubic"), "timm/vit_base_patch16_224.mae", "9085cfddecbe125d73b95d25b7d4eb4832f216fa"),
+    Backbone("mae-l16", _vit("l", 16, positions="bicubic"), "timm/vit_large_patch16_224.mae", "4b308043edaf05585fd5762ea4fb78cf75d9ac4c"),
+    Backbone("mae-h14", _vit("h", 14, positions="bicubic"), "timm/vit_huge_patch14_224.mae", "007fb32550ad33651c5dd46afd86251f452b0334"),
+    Backbone("augreg-ti16", _augreg("ti"), "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"),
+    Backbone("augreg-s16", _augreg("s"), "timm/vit_small_patch16_224.augreg_in21k_ft_in1k", "7e2c55630205e1266030f18370f4c6ed1a514b52"),
+    Backbone("augreg-b16", _augreg("b"), "timm/vit_base_patch16_224.augreg_in21k_ft_in1k", "b5b38b8f7dd93ce67d12e356a8771556b95c8cf9"),
+    Backbone("augreg-l16", _augreg("l"), "timm/vit_large_patch16_224.augreg_in21k_ft_in1k"),
+    Backbone("deit-s16", _vit("s", 16, positions="bicubic"), "timm/deit_small_patch16_224.fb_in1k", "91327a9c99f98fe6b524cd4d397b7226b80e1365"),
+    Backbone("deit-b16", _vit("b", 16, positions="bicubic"), "timm/deit_base_patch16_224.fb_in1k", "b78cc5532a69df6bcad9c3a8d76653fd20b31ac6"),
+    Backbone("clip-b32", _clip("b", 32), "timm/vit_base_patch32_clip_224.openai", "a6f597a30f7b82c51704746581f9a4e41421e878", _OPEN_CLIP),
+    Backbone("clip-b16", _clip("b", 16), "timm/vit_base_patch16_clip_224.openai", "977e3dd0ec55ab8da155f2fbeb6b5f54948b6e3d", _OPEN_CLIP),
+    Backbone("clip-l14", _clip("l", 14), "openai/clip-vit-large-patch14", "32bd64288804d66eefd0ccbe215aa642df71cc41"),
+    Backbone("openclip-b16", _clip("b", 16, mlp="gelu"), "laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "7288da5a0d6f0b51c4a2b27c624837a9236d0112", _OPEN_CLIP),
+    Backbone("openclip-l14", _clip("l", 14, mlp="gelu", input=Input(mean=HALF, std=HALF)), "laion/CLIP-ViT-L-14-laion2B-s32B-b82K", "1627032197142fbe2a7cfec626f4ced3ae60d07a", _OPEN_CLIP_PYTORCH),
+    Backbone("openclip-h14", _clip("h", 14, mlp="gelu"), "laion/CLIP-ViT-H-14-laion2B-s32B-b79K", "1c2b8495b28150b8a4922ee1c8edee224c284c0c", _OPEN_CLIP),
+    Backbone("openclip-g14", _openclip_g14(), "laion/CLIP-ViT-g-14-laion2B-s12B-b42K", "4b0305adc6802b2632e11cbe6606a9bdd43d35c9", _OPEN_CLIP_PYTORCH),
     _ibot("s", "vits_16"),
     _ibot("b", "vitb_16"),
     _ibot("l", "vitl_16"),
-    Known("rad-dino", _RAD_DINO, "microsoft/rad-dino", "110cbc18d5133582e320b43d53bf5c44e410c936"),
-    Known("sightline-nano", own_vit("nano", 8, 96, registers=4), note="It comes with Sightline: made from its own toy pictures.", embedded="nano.safetensors"),
-    Known("sightline-s16", _vit("s", 16, registers=4, input=Input()), note="It is made by this project's own pretraining."),
+    Backbone("rad-dino", _RAD_DINO, "microsoft/rad-dino", "110cbc18d5133582e320b43d53bf5c44e410c936"),
+    Backbone("sightline-nano", sightline_vit_config("nano", 8, 96, registers=4), note="Included in Sightline: pretrained on its own toy images.", embedded="nano.safetensors"),
+    Backbone("sightline-s16", _vit("s", 16, registers=4, input=Input()), note="From this project's own pretraining."),
 ]
 # fmt: on
 
-KNOWN = {known.name: known for known in _ALL}
-BY_REPOSITORY = {known.repository: known for known in _ALL if known.repository}
+BACKBONES = {backbone.name: backbone for backbone in _ALL}
+BY_REPOSITORY = {backbone.repository: backbone for backbone in _ALL if backbone.repository}
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -148,12 +148,10 @@ def run_command(_: Backbones) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "width", "blocks", "patch", "registers", "picture", "weights", box=None, pad_edge=False)
-    for known in KNOWN.values():
-        c = known.config
-        picture = f"{c.input.size[0]} px"
-        table.add_row(
-            known.name, *map(str, (c.width, c.depth, c.patch, c.registers)), picture, known.repository or known.note
-        )
+    table = Table("name", "width", "blocks", "patch", "registers", "input", "weights", box=None, pad_edge=False)
+    for backbone in BACKBONES.values():
+        c, weights = backbone.config, backbone.repository or backbone.note
+        sizes = map(str, (c.width, c.depth, c.patch, c.registers))
+        table.add_row(backbone.name, *sizes, f"{c.input.size[0]} px", weights)
     Console(highlight=False).print(table)
     return 0

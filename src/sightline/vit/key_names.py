@@ -1,8 +1,8 @@
-"""Other people's names for the same tensors, turned into ours (which are timm's).
+"""Mapping the parameter names of published checkpoints to ours (which are timm's).
 
-One list of rules covers the files of timm, of facebook's dino, dinov2 and dinov3, of transformers (4 and 5), OpenAI
-and OpenCLIP: their names do not contradict each other. What a backbone has no use for (decoders, text towers, training
-heads) is set aside by name; anything else that is left over makes the loader refuse the file.
+One list of rules covers the files of timm, of Facebook's DINO, DINOv2 and DINOv3, of transformers (4 and 5), OpenAI
+and OpenCLIP: their names do not contradict each other. What is not part of a backbone (decoders, text towers, training
+heads) is ignored by name; any other unknown tensor makes the loader reject the file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-# A file may hold more than the backbone: the first of these that is found is where the backbone is.
+# Prefixes of the backbone in files that contain more; the first one found is used.
 TOWERS = ("vision_model.", "visual.trunk.", "visual.", "vit.", "dinov2_with_registers.", "dinov2.", "backbone.")
-BESIDE_THE_TOWER = ("classifier.", "visual_projection.", "head.", "fc_norm.")
-COMPANIONS = re.compile(
+HEADS_OUTSIDE_TOWER = ("classifier.", "visual_projection.", "head.", "fc_norm.")
+OTHER_TOWERS = re.compile(
     r"^(text|transformer\.|positional_embedding$|token_embedding|ln_final|logit_|decoder|visual\.head\.)"
 )
 WRAPPERS = re.compile(r"^(module\.|_orig_mod\.|model\.(?=layer\.))+")
@@ -48,43 +48,43 @@ _RULES = [
 ]
 RULES = [(re.compile(pattern), name) for pattern, name in _RULES]
 
-SET_ASIDE = re.compile(
+IGNORED = re.compile(
     r"mask_token$|^pooler\.|^decoder|^text_|^logit_|^token_embedding|^ln_final|position_ids$"
     r"|rope_embed|^rope\.|bias_mask$|^local_cls_norm|^prefix_attn_mask$|^(dino_|ibot_)?head\.(mlp|last_layer)|^dino_head|^ibot_head"
 )
 
 
 def to_our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename, then fuse or reshape what others store in another shape."""
+    """Rename all tensors, then fuse or reshape those stored in another form."""
     named = {}
-    for key, tensor in _tower(tensors).items():
+    for key, tensor in _select_tower(tensors).items():
         for pattern, name in RULES:
             key = pattern.sub(name, key)
-        if not SET_ASIDE.search(key):
+        if not IGNORED.search(key):
             named[key] = tensor
     for prefix in sorted({key.rpartition(".mlp.")[0] for key in named if ".mlp." in key}):
-        _join_mlp(named, f"{prefix}.mlp.")
+        _fuse_mlp(named, f"{prefix}.mlp.")
     for prefix in sorted({key.rpartition(".attn.")[0] for key in named if ".attn." in key}):
-        _join_qkv(named, f"{prefix}.attn.")
-    return _in_our_shape(named)
+        _fuse_qkv(named, f"{prefix}.attn.")
+    return _reshape(named)
 
 
-def _tower(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _select_tower(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors = {WRAPPERS.sub("", key): tensor for key, tensor in tensors.items()}
     for tower in TOWERS:
         if any(key.startswith(tower) for key in tensors):
             inside = {}
             for key, tensor in tensors.items():
-                if key.startswith((tower, *BESIDE_THE_TOWER)):
+                if key.startswith((tower, *HEADS_OUTSIDE_TOWER)):
                     inside[WRAPPERS.sub("", key.removeprefix(tower))] = tensor
-                elif not COMPANIONS.search(key):
-                    inside[f"outside the backbone: {key}"] = tensor  # left over, so that the file is refused
+                elif not OTHER_TOWERS.search(key):
+                    inside[f"outside the backbone: {key}"] = tensor  # unknown, so that the file is rejected
             return inside
     return tensors
 
 
-def _join_qkv(named: dict[str, Tensor], at: str) -> None:
-    weights, biases = ([f"{at}{one}.{kind}" for one in "qkv"] for kind in ("weight", "bias"))
+def _fuse_qkv(named: dict[str, Tensor], at: str) -> None:
+    weights, biases = ([f"{at}{part}.{kind}" for part in "qkv"] for kind in ("weight", "bias"))
     if all(name in named for name in weights):
         named[f"{at}qkv.weight"] = torch.cat([named.pop(name) for name in weights])
     query, key, value = biases
@@ -93,14 +93,14 @@ def _join_qkv(named: dict[str, Tensor], at: str) -> None:
         named[f"{at}qkv.bias"] = torch.cat([named.pop(name) for name in biases])
 
 
-def _join_mlp(named: dict[str, Tensor], at: str) -> None:
+def _fuse_mlp(named: dict[str, Tensor], at: str) -> None:
     for kind in ("weight", "bias"):
         halves = [named.pop(f"{at}{half}.{kind}") for half in ("gate", "up") if f"{at}{half}.{kind}" in named]
-        if halves:  # a lone `up` is an MLP without a gate
+        if halves:  # `up` alone is an MLP without a gate
             named[f"{at}fc1.{kind}"] = torch.cat(halves)
 
 
-def _in_our_shape(named: dict[str, Tensor]) -> dict[str, Tensor]:
+def _reshape(named: dict[str, Tensor]) -> dict[str, Tensor]:
     if "proj" in named:  # CLIP's projection, stored transposed
         named["head.weight"] = named.pop("proj").T.contiguous()
     if "cls_token" in named:

@@ -1,4 +1,4 @@
-"""Taking hidden content out of the way, exactly."""
+"""Hiding patches and pixels exactly: blanking, attention bias and removal of patches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def blank(x: Tensor, keep: Tensor) -> Tensor:
-    """Zero (for normalised pixels: the mean colour) where not kept. Booleans select, because 0 × NaN is NaN."""
+    """Zero (for normalised pixels: the mean colour) where not kept. A boolean selects, because 0 × NaN is NaN."""
     return torch.where(keep, x, x.new_zeros(())) if keep.dtype == torch.bool else x * keep.to(x.dtype)
 
 
-def scores_of(keep: Tensor) -> Tensor:
-    """[B, N], to be added to attention scores: -inf hides exactly; log(keep + 1e-10) hides by weight."""
+def attention_bias(keep: Tensor) -> Tensor:
+    """[B, N], added to the attention scores: -inf hides exactly; log(keep + 1e-10) hides by weight, differentiably."""
     if keep.dtype == torch.bool:
         return torch.zeros(keep.shape, device=keep.device).masked_fill(~keep, -torch.inf)
     weights = keep if keep.dtype == torch.float64 else keep.float()
@@ -22,16 +22,16 @@ def scores_of(keep: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Visible:
-    """The patches left after removal: each image's visible ones in raster order, padded to the longest row."""
+class VisiblePatches:
+    """The patches left after removal: each image's visible ones in raster order, padded to the largest number."""
 
-    index: Tensor  # int64 [B, n], positions in the full grid; in the padding, of hidden patches
+    index: Tensor  # int64 [B, n], positions in the full grid; hidden patches as padding
     present: Tensor  # bool [B, n], False in the padding
     padded: bool
     patches: int  # N
 
     @classmethod
-    def among(cls, keep: Tensor) -> Visible:
+    def from_keep(cls, keep: Tensor) -> VisiblePatches:
         counts = keep.sum(dim=1)
         fewest, most = torch.stack([counts.min(), counts.max()]).tolist()
         index = torch.argsort(~keep, dim=1, stable=True)[:, :most]
@@ -48,8 +48,8 @@ class Visible:
         return full.scatter(1, self.index[..., None].expand_as(x), x)
 
 
-def check_half_precision(*tensors: Tensor) -> None:
+def check_not_float16(*tensors: Tensor) -> None:
     device = tensors[0].device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     if torch.float16 in {autocast, *(t.dtype for t in tensors)}:
-        raise ValueError("weighted hiding does not work in float16 (1e-10 underflows there): use bfloat16 or float32")
+        raise ValueError("weighted hiding does not work in float16, where 1e-10 underflows; use bfloat16 or float32")

@@ -1,20 +1,20 @@
-"""The one Vision Transformer, whose sight can be restricted.
+"""The Vision Transformer, with exact hiding of patches and pixels.
 
 Every backbone in Sightline is this class with another :class:`ViTConfig`. It takes RGB images with values in
-[0, 1] (it normalises them itself), and it can be told what it may see:
+[0, 1] (it normalises them itself), and what it may see:
 
     out = vit(images)                          # everything
     out = vit(images, keep)                    # only the patches where `keep` [B, H, W] is True
     out = vit(images, keep, keep_pixels)       # and inside them only the pixels where `keep_pixels` [B, h, w] is True
 
-CLS and registers are always visible: they are learned, the same for every image, and hold nothing of it. There are
-three ways of hiding, and they agree:
+CLS and registers are always visible: they are learned, the same for every image, and contain nothing of it. There are
+three ways of hiding, with the same result:
 
-    removal    boolean `keep`; hidden patches are never embedded, the rest is computed on what is left. The default.
-    mask       boolean `keep`; hidden patches are blanked before the embedding and no query may attend to them.
-               Static shapes: for compiling and exporting.
+    removal    boolean `keep`; hidden patches are removed before the embedding. The default.
+    mask       boolean `keep`; hidden patches are blanked before the embedding and masked in the attention.
+               Static shapes: for compilation and export.
     weighted   float `keep` in [0, 1]; log(keep + 1e-10) is added to the attention scores, so that a gradient
-               reaches `keep`. It needs the content of hidden patches for that, so it is for training only.
+               reaches `keep`. It uses the content of hidden patches, so it is for training only.
 
 Shapes: B images of h×w pixels, H×W = N patches, D width, P prefix tokens (CLS and registers), T = P + N tokens.
 Parameter names are timm's, so that most published files load as they are.
@@ -31,8 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .masking import Visible, blank, check_half_precision, scores_of
-from .positions import Positions, Rotary, resize_learned, rotary_table, rotate, with_unrotated_prefix
+from .masking import VisiblePatches, attention_bias, blank, check_not_float16
+from .positions import Positions, Rotary, resize_position_embeddings, rotary_table, rotate, with_unrotated_prefix
 
 Hide = Literal["removal", "mask", "weighted"]
 
@@ -41,13 +41,13 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Input:
-    """What a set of weights expects of a picture, beyond RGB in [0, 1]."""
+    """The preprocessing that a set of weights expects: size, normalisation and crop."""
 
     size: tuple[int, int] = (224, 224)
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     resample: Literal["bicubic", "bilinear"] = "bicubic"
-    crop: float = 1.0  # the image's short side is resized to size / crop, then `size` is cut from the centre
+    crop: float = 1.0  # the short side is resized to size / crop, then `size` is cropped from the centre
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class ViTConfig:
     depth: int = 12
     heads: int = 6
     patch: int = 16
-    grid: tuple[int, int] = (14, 14)  # the patch grid that the learned positions are stored for
+    grid: tuple[int, int] = (14, 14)  # the patch grid of the stored position embeddings
     registers: int = 0
     hidden: int | None = None  # width of the MLP; None: 4 × width
     mlp: Literal["gelu", "quick_gelu", "swiglu"] = "gelu"
-    positions: Positions = "bicubic_antialias"  # how learned positions are resized, or rotary ones
+    positions: Positions = "bicubic_antialias"  # how learned position embeddings are resized, or rotary
     rotary_base: float = 100.0
     layer_scale: float | None = None  # its initial value; None: no LayerScale
     pre_norm: bool = False  # CLIP: a LayerNorm before the first block
@@ -75,7 +75,7 @@ class ViTConfig:
 
 @dataclass(frozen=True)
 class ViTOutput:
-    """What a forward pass saw. Hidden patches hold zeros, except under `weighted` hiding."""
+    """The result of a forward pass. Hidden patches are zero, except under `weighted` hiding."""
 
     cls: Tensor  # [B, D], after the final norm, like registers and patches
     registers: Tensor  # [B, R, D]
@@ -83,9 +83,9 @@ class ViTOutput:
     grid: tuple[int, int]
     hide: Hide | None  # how hiding was done; None: nothing was hidden
     logits: Tensor | None = None  # [B, C], when there is a head
-    cls_attention: Tensor | None = None  # [B, layers, heads, T]: the CLS rows of the layers asked for
-    keys: Tensor | None = None  # [B, layers, heads, N, D/heads]: the patches' keys of the layers asked for
-    attention: tuple[Tensor, ...] = ()  # [B, heads, T, T] per layer asked for; part of the graph
+    cls_attention: Tensor | None = None  # [B, layers, heads, T]: attention of CLS in the requested blocks
+    keys: Tensor | None = None  # [B, layers, heads, N, D/heads]: keys of the patches in the requested blocks
+    attention: tuple[Tensor, ...] = ()  # [B, heads, T, T] per requested block; part of the graph
 
     @property
     def tokens(self) -> Tensor:
@@ -97,7 +97,7 @@ class ViTOutput:
 
 
 class ViT(nn.Module):
-    origin: Any = None  # where its weights are from: set by `weights.load_backbone`
+    origin: Any = None  # the source of the weights: set by `weights.load_backbone`
     mean: Tensor
     std: Tensor
 
@@ -107,7 +107,7 @@ class ViT(nn.Module):
         D = config.width
         self.cls_token = nn.Parameter(torch.zeros(1, 1, D))
         self.reg_token = nn.Parameter(torch.zeros(1, config.registers, D)) if config.registers else None
-        # Positions of the patches only. Files that also hold one for CLS get it added to the CLS token on loading.
+        # For patches only. A position embedding of CLS in a file is added to the CLS token on loading.
         learned = config.positions != "rotary"
         self.pos_embed = nn.Parameter(torch.zeros(1, math.prod(config.grid), D)) if learned else None
         self.patch_embed = PatchEmbed(config)
@@ -141,16 +141,16 @@ class ViT(nn.Module):
         keys: Sequence[int] = (),
         attention: Sequence[int] = (),
     ) -> ViTOutput:
-        """Encode `images` [B, 3, h, w] as far as they may be seen.
+        """Encode the visible part of `images` [B, 3, h, w].
 
         `hide` defaults to `removal` for a boolean `keep` and to `weighted` for a float one. `cls_attention`, `keys`
-        and `attention` name the blocks (0-based, negative from the end) to look into; asking for nothing costs
-        nothing. Full `attention` needs T×T memory per head and block and covers all tokens, so it excludes removal.
+        and `attention` are the blocks (0-based, negative from the end) whose values are returned. Full `attention`
+        needs T×T memory per head and block and covers all tokens, so it excludes removal.
         """
         grid = self.grid(images)
-        hide = self._hiding(images, keep, keep_pixels, grid, hide, attention)
-        asked = {"cls_attention": cls_attention, "keys": keys, "attention": attention}
-        asked = {what: [self._layer(i) for i in layers] for what, layers in asked.items()}
+        hide = self._choose_hide(images, keep, keep_pixels, grid, hide, attention)
+        requested = {"cls_attention": cls_attention, "keys": keys, "attention": attention}
+        requested = {name: [self._block_index(i) for i in blocks] for name, blocks in requested.items()}
 
         pixels = self._patchify((images - self.mean) / self.std)
         if keep_pixels is not None:
@@ -158,22 +158,22 @@ class ViT(nn.Module):
         positions, visible, bias = self._positions(grid), None, None
         if keep is not None:
             keep = keep.flatten(1)
-            if hide == "removal":  # what is left is a smaller grid, with the padding of short rows to be masked
-                visible = Visible.among(keep)
+            if hide == "removal":  # a shorter sequence, with its padding masked below
+                visible = VisiblePatches.from_keep(keep)
                 pixels, positions = visible.gather(pixels), [visible.gather(p) for p in positions]
                 keep = visible.present
             if keep.dtype == torch.bool:
                 pixels = blank(pixels, keep[..., None])
             if visible is None or visible.padded:
-                bias = self._over_keys(scores_of(keep))
+                bias = self._key_bias(attention_bias(keep))
 
         x, rotary = self._embed(pixels, positions)
         if bias is not None and bias.requires_grad:
-            x.requires_grad_()  # also where nothing else does: CUDA's attention asks q, k and v whether to keep sums
-        seen = []
+            x.requires_grad_()  # also of a frozen ViT: CUDA's attention saves its sums only if q, k or v need them
+        captured = []
         for index, block in enumerate(self.blocks):
-            x, seen_here = block(x, bias, rotary, {what for what, layers in asked.items() if index in layers})
-            seen.append(seen_here)
+            x, values = block(x, bias, rotary, {name for name, blocks in requested.items() if index in blocks})
+            captured.append(values)
         x = self.norm(x)
 
         patches = x[:, self.prefix :]
@@ -186,70 +186,71 @@ class ViT(nn.Module):
             grid=grid,
             hide="weighted" if keep_pixels is not None and keep_pixels.dtype != torch.bool else hide,
             logits=None if self.head is None else self.head(self.fc_norm(x[:, 0])),
-            cls_attention=self._stack([seen[i]["cls_attention"].mT for i in asked["cls_attention"]], visible, 0),
-            keys=self._stack([seen[i]["keys"] for i in asked["keys"]], visible, self.prefix),
-            attention=tuple(seen[i]["attention"] for i in asked["attention"]),
+            cls_attention=self._stack(
+                [captured[i]["cls_attention"].mT for i in requested["cls_attention"]], visible, 0
+            ),
+            keys=self._stack([captured[i]["keys"] for i in requested["keys"]], visible, self.prefix),
+            attention=tuple(captured[i]["attention"] for i in requested["attention"]),
         )
 
     def grid(self, images: Tensor) -> tuple[int, int]:
-        """H×W, the patches of these images."""
+        """H×W: the patch grid of these images."""
         p = self.config.patch
         if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise ValueError(f"images must be floats [B, 3, h, w] in [0, 1], not {images.dtype} {list(images.shape)}")
         h, w = images.shape[-2:]
         if h % p or w % p or not h * w:
-            near = f"{max(h // p, 1) * p}×{max(w // p, 1) * p}"
-            raise ValueError(f"images are {h}×{w} but this ViT has {p}×{p} patches: resize or crop, e.g. to {near}")
+            nearest = f"{max(h // p, 1) * p}×{max(w // p, 1) * p}"
+            raise ValueError(f"images of {h}×{w} do not divide into {p}×{p} patches; resize or crop, e.g. to {nearest}")
         return h // p, w // p
 
-    def _hiding(self, images, keep, keep_pixels, grid, hide, attention) -> Hide | None:
-        """How the patches are hidden, or a clear word on why that cannot be."""
+    def _choose_hide(self, images, keep, keep_pixels, grid, hide, attention) -> Hide | None:
+        """Check the arguments and choose how patches are hidden."""
         for name, given, shape in (("keep", keep, grid), ("keep_pixels", keep_pixels, images.shape[-2:])):
             if given is None:
                 continue
             if given.shape != (len(images), *shape):
-                raise ValueError(
-                    f"{name} must be [B, rows, columns] = {[len(images), *shape]}, not {list(given.shape)}"
-                )
+                raise ValueError(f"{name} must have shape {[len(images), *shape]}, not {list(given.shape)}")
             if given.is_floating_point():
-                check_half_precision(given, self.cls_token, images)
+                check_not_float16(given, self.cls_token, images)
             elif given.dtype != torch.bool:
                 raise ValueError(f"{name} must be boolean (exact hiding) or float (weighted), not {given.dtype}")
         if keep is None:
             if hide is not None:
-                raise ValueError(f"hide={hide!r} says how to hide, but there is no keep that says what")
+                raise ValueError(f"hide={hide!r} needs keep, which is missing")
             return None if keep_pixels is None else "mask"
         weighted = keep.is_floating_point()
         hide = hide or ("weighted" if weighted else "mask" if attention else "removal")
         if weighted != (hide == "weighted"):
-            raise ValueError(
-                f"hide={hide!r} does not go with {keep.dtype} keep: weighted takes floats, the others bool"
-            )
+            raise ValueError(f"hide={hide!r} does not go with {keep.dtype} keep; weighted takes float, the others bool")
         if attention and hide == "removal":
-            raise ValueError("full attention matrices cover all tokens: use hide='mask' with them, not removal")
+            raise ValueError("full attention matrices cover all tokens; use hide='mask' instead of removal")
         return hide
 
-    def _layer(self, index: int) -> int:
+    def _block_index(self, index: int) -> int:
         if not -self.config.depth <= index < self.config.depth:
-            raise ValueError(f"there are {self.config.depth} blocks, so no block {index}")
+            raise ValueError(f"no block {index}: this ViT has {self.config.depth} blocks")
         return index % self.config.depth
 
     def _patchify(self, images: Tensor) -> Tensor:
-        """[B, c, h, w] -> [B, N, c·patch²], each row in the order of a convolution's weights."""
+        """[B, c, h, w] -> [B, N, c·patch²], with pixels in the order of a convolution's weights."""
         p = self.config.patch
         B, c, h, w = images.shape
         return images.reshape(B, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5).reshape(B, -1, c * p * p)
 
     def _positions(self, grid: tuple[int, int]) -> list[Tensor]:
-        """The learned positions [1, N, D] of `grid`, or the cosines and sines [1, N, D/heads] of rotary ones."""
+        """Learned position embeddings [1, N, D] for `grid`, or cosines and sines [1, N, D/heads] of rotary ones."""
         c = self.config
         if self.pos_embed is None:
             return list(rotary_table(grid, c.width // c.heads, c.rotary_base, self.cls_token.device))
-        return [resize_learned(self.pos_embed, c.grid, grid, c.positions)]
+        return [resize_position_embeddings(self.pos_embed, c.grid, grid, c.positions)]
 
     def _embed(self, pixels: Tensor, positions: list[Tensor]) -> tuple[Tensor, Rotary | None]:
-        """Patches to tokens, CLS and registers in front."""
-        x, rotary = self.patch_embed(pixels).to(self.cls_token.dtype), None  # autocast must not round the stream
+        """Embed patches as tokens, with CLS and registers in front."""
+        x, rotary = (
+            self.patch_embed(pixels).to(self.cls_token.dtype),
+            None,
+        )  # autocast must not round x
         if self.pos_embed is None:
             rotary = with_unrotated_prefix((positions[0], positions[1]), self.prefix)
         else:
@@ -257,17 +258,17 @@ class ViT(nn.Module):
         prefix = [t.to(x.dtype).expand(len(x), -1, -1) for t in (self.cls_token, self.reg_token) if t is not None]
         return self.norm_pre(torch.cat([*prefix, x], dim=1)), rotary
 
-    def _over_keys(self, scores: Tensor) -> Tensor:
-        """What is added to attention scores, [B, 1, 1, T], in the precision they will have."""
+    def _key_bias(self, scores: Tensor) -> Tensor:
+        """The bias of the attention scores, [B, 1, 1, T], in their precision."""
         device = scores.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.cls_token.dtype
         return F.pad(scores, (self.prefix, 0))[:, None, None].to(dtype)
 
-    def _stack(self, seen: list[Tensor], visible: Visible | None, start: int) -> Tensor | None:
-        """[B, heads, tokens, c] per layer -> [B, layers, heads, tokens from `start` on, c] over the full grid."""
-        if not seen:
+    def _stack(self, values: list[Tensor], visible: VisiblePatches | None, start: int) -> Tensor | None:
+        """[B, heads, tokens, c] per block -> [B, blocks, heads, tokens from `start` on, c] over the full grid."""
+        if not values:
             return None
-        x = torch.stack(seen, dim=1)
+        x = torch.stack(values, dim=1)
         prefix, patches = x[:, :, :, start : self.prefix], x[:, :, :, self.prefix :]
         if visible is not None:
             B, L, H, n, c = patches.shape
@@ -276,11 +277,11 @@ class ViT(nn.Module):
         return torch.cat([prefix, patches], dim=3).squeeze(-1)
 
 
-Seen = dict[str, Tensor]  # what was asked of one block's attention
+Captured = dict[str, Tensor]  # the requested values of one block's attention
 
 
 class PatchEmbed(nn.Module):
-    """A linear map of each patch's pixels, stored as the convolution that published files hold."""
+    """A linear map of each patch's pixels, stored as the convolution of published files."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -302,10 +303,12 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.ls2 = LayerScale(D, scale) if scale is not None else nn.Identity()
 
-    def forward(self, x: Tensor, bias: Tensor | None, rotary: Rotary | None, asked: set[str]) -> tuple[Tensor, Seen]:
-        attended, seen = self.attn(self.norm1(x), bias, rotary, asked)
+    def forward(
+        self, x: Tensor, bias: Tensor | None, rotary: Rotary | None, requested: set[str]
+    ) -> tuple[Tensor, Captured]:
+        attended, captured = self.attn(self.norm1(x), bias, rotary, requested)
         x = x + self.ls1(attended)
-        return x + self.ls2(self.mlp(self.norm2(x))), seen
+        return x + self.ls2(self.mlp(self.norm2(x))), captured
 
 
 class Attention(nn.Module):
@@ -318,28 +321,30 @@ class Attention(nn.Module):
         self.scale = (D // config.heads) ** -0.5
         self.qkv = nn.Linear(D, 3 * D, bias=config.qkv_bias != "none")
         self.proj = nn.Linear(D, D)
-        # Under rotary positions a key bias is not a no-op, so where DINOv3 has none it must stay zero in training too.
+        # With rotary embeddings a key bias has an effect, so where DINOv3 has none it must stay zero in training.
         mask = torch.tensor([1.0, 0.0, 1.0]).repeat_interleave(D) if config.qkv_bias == "no_key" else None
         self.register_buffer("bias_mask", mask, persistent=False)
 
-    def forward(self, x: Tensor, bias: Tensor | None, rotary: Rotary | None, asked: set[str]) -> tuple[Tensor, Seen]:
+    def forward(
+        self, x: Tensor, bias: Tensor | None, rotary: Rotary | None, requested: set[str]
+    ) -> tuple[Tensor, Captured]:
         qkv_bias = self.qkv.bias if self.bias_mask is None else self.qkv.bias * self.bias_mask
         qkv = F.linear(x, self.qkv.weight, qkv_bias)
         q, k, v = qkv.unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
         bias = None if bias is None else bias.to(q.dtype)
-        seen = {}
-        if "keys" in asked:
-            seen["keys"] = k
-        if "cls_attention" in asked:
-            seen["cls_attention"] = self._weights(q[:, :, :1], k, bias)
-        if "attention" in asked:
-            seen["attention"] = self._weights(q, k, bias)
-            x = seen["attention"].to(v.dtype) @ v
+        captured = {}
+        if "keys" in requested:
+            captured["keys"] = k
+        if "cls_attention" in requested:
+            captured["cls_attention"] = self._weights(q[:, :, :1], k, bias)
+        if "attention" in requested:
+            captured["attention"] = self._weights(q, k, bias)
+            x = captured["attention"].to(v.dtype) @ v
         else:
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
-        return self.proj(x.transpose(1, 2).flatten(2)), seen
+        return self.proj(x.transpose(1, 2).flatten(2)), captured
 
     def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
         scores = (q @ k.transpose(-1, -2)).float() * self.scale

@@ -1,4 +1,4 @@
-"""Where a patch is: learned positions, resized as each family's authors do it, and rotary ones."""
+"""Position embeddings: learned ones, resized as in each family's own code, and rotary ones (RoPE)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ Positions = Literal["bicubic", "bicubic_antialias", "bicubic_offset", "rotary"]
 Rotary = tuple[Tensor, Tensor]  # cosines and sines of the angles, [1 or B, tokens, D/heads]
 
 
-def resize_learned(positions: Tensor, stored: tuple[int, int], grid: tuple[int, int], how: Positions) -> Tensor:
-    """Learned positions [1, N, D] for another grid.
+def resize_position_embeddings(
+    positions: Tensor, stored: tuple[int, int], grid: tuple[int, int], mode: Positions
+) -> Tensor:
+    """Learned position embeddings [1, N, D] for another grid.
 
     `bicubic_offset` is DINO's, iBOT's and DINOv2's: the scale factor of a grid 0.1 larger, which shifts the samples
     slightly. `bicubic_antialias` is that of DINOv2 with registers, timm and OpenCLIP; `bicubic` that of transformers.
@@ -23,7 +25,7 @@ def resize_learned(positions: Tensor, stored: tuple[int, int], grid: tuple[int, 
     if grid == stored:
         return positions
     rows, columns = (
-        resizing(*sides, how).to(positions.device, non_blocking=True) for sides in zip(stored, grid, strict=True)
+        resize_matrix(*sides, mode).to(positions.device, non_blocking=True) for sides in zip(stored, grid, strict=True)
     )
     with torch.autocast(positions.device.type, enabled=False):
         resized = torch.einsum("hH,wW,bHWd->bhwd", rows, columns, positions.float().unflatten(1, stored))
@@ -31,15 +33,15 @@ def resize_learned(positions: Tensor, stored: tuple[int, int], grid: tuple[int, 
 
 
 @lru_cache(maxsize=64)
-def resizing(old: int, new: int, how: Positions) -> Tensor:
-    """[new, old]: what each new place takes from the old ones, along one axis.
+def resize_matrix(old: int, new: int, mode: Positions) -> Tensor:
+    """[new, old]: the weights of each new position over the old ones, along one axis.
 
     As a matrix, because torch's own bicubic interpolation has no deterministic gradient on a GPU.
     """
     eye = torch.eye(old)[None, None]
-    if how == "bicubic_offset":
+    if mode == "bicubic_offset":
         return F.interpolate(eye, scale_factor=((new + 0.1) / old, 1.0), mode="bicubic")[0, 0]
-    return F.interpolate(eye, size=(new, old), mode="bicubic", antialias=how == "bicubic_antialias")[0, 0]
+    return F.interpolate(eye, size=(new, old), mode="bicubic", antialias=mode == "bicubic_antialias")[0, 0]
 
 
 def rotary_table(grid: tuple[int, int], width: int, base: float, device: torch.device) -> Rotary:
@@ -52,13 +54,13 @@ def rotary_table(grid: tuple[int, int], width: int, base: float, device: torch.d
 
 
 def with_unrotated_prefix(rotary: Rotary, prefix: int) -> Rotary:
-    """CLS and registers have no place in the image: an angle of zero."""
+    """CLS and registers have no position in the image: an angle of zero."""
     cos, sin = rotary
     return F.pad(cos, (0, 0, prefix, 0), value=1.0), F.pad(sin, (0, 0, prefix, 0), value=0.0)
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Turn queries or keys [B, heads, tokens, D/heads]; the first half of the channels pairs with the second."""
+    """Rotate queries or keys [B, heads, tokens, D/heads]; the first half of the channels pairs with the second."""
     cos, sin = (table[:, None].to(x.dtype) for table in rotary)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -1,11 +1,11 @@
-"""Names to weights: the Hugging Face hub, a local file, or one of our own files, into the one ViT.
+"""Loading backbones: from the Hugging Face hub, a local checkpoint, or one of our own files, into our ViT.
 
     vit = load_backbone("dinov2-s14-reg")                        # downloaded once, then from the hub's cache
-    vit = load_backbone("weights/my_vit.safetensors")            # what it is, is read off the file
-    vit = load_backbone("checkpoint.pth", like="dino-b16")       # ... or said, where a file cannot tell
+    vit = load_backbone("weights/my_vit.safetensors")            # the architecture is inferred from the file
+    vit = load_backbone("checkpoint.pth", like="dino-b16")       # ... or given, where it is ambiguous
 
-A file that does not fit is refused, with what is missing, what is left over and what it looks like. Pickles are only
-opened with `weights_only=True`, which builds nothing but tensors.
+A file that does not fit is rejected, with its missing, unexpected and misshapen tensors and a description. Pickles are
+only opened with `weights_only=True`, which builds nothing but tensors.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .backbones import BY_REPOSITORY, KNOWN, NANO, Known
+from .backbones import BACKBONES, BY_REPOSITORY, NANO, Backbone
 from .key_names import to_our_names
 from .model import Input, ViT, ViTConfig
 
-METADATA_KEY = "sightline"  # in the header of our own files: the ViTConfig, so that they explain themselves
-HEAD = ("head.", "fc_norm.")
-CONTAINERS = ("teacher", "state_dict", "model", "model_state", "module")  # what .pth files wrap their tensors in
+METADATA_KEY = "sightline"  # in the header of our own files: the ViTConfig, so that they are self-describing
+HEAD_PREFIXES = ("head.", "fc_norm.")
+CONTAINERS = ("teacher", "state_dict", "model", "model_state", "module")  # keys under which .pth files hold the tensors
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a ViT's weights come from."""
+    """The source of a ViT's weights."""
 
-    name: str | None  # of the known backbone that was asked for
+    name: str | None  # of the requested backbone in the registry
     file: str
     repository: str | None = None
     revision: str | None = None  # the hub's commit
@@ -52,45 +52,45 @@ def load_backbone(
     revision: str | None = None,
     seed: int = 0,
 ) -> ViT:
-    """A ViT with published or local weights, in evaluation mode; `vit.origin` says where they are from.
+    """A ViT with published or local weights, in evaluation mode; `vit.origin` is their source.
 
-    `random:NAME` is that architecture with untrained weights. `like` names a known backbone that a local file has the
-    shape and the preprocessing of; `config` says the same in full. `prefix` picks one part of a file (`stage_2.` of an
-    iFAM checkpoint). `classes` replaces the file's head by a fresh one, drawn from `seed`. `revision` overrides the
-    pinned commit of a hub repository.
+    `random:NAME` is that architecture with random weights. `like` names a backbone with the architecture and the
+    preprocessing of a local file; `config` gives them in full. `prefix` selects one part of a file (`stage_2.` of an
+    iFAM checkpoint). `classes` replaces the head by a new one, initialised from `seed`. `revision` overrides the pinned
+    commit of a hub repository.
     """
     text = str(name_or_path)
     if text.startswith("random:"):
-        return untrained(text.removeprefix("random:"), classes, seed)
-    known = KNOWN.get(text) or BY_REPOSITORY.get(text)
-    if known and like is not None:
-        raise UserError(f"{text}: a known backbone; like={like!r} is for files that cannot tell what they are")
-    if known is None and revision is not None:
-        raise UserError(f"{text}: revision={revision!r} is for backbones from the Hugging Face hub")
-    if known:
-        path, commit = download(known, revision)
-        origin = Origin(known.name, path.name, known.repository, commit)
-        config = config or known.config
+        return random_backbone(text.removeprefix("random:"), classes, seed)
+    backbone = BACKBONES.get(text) or BY_REPOSITORY.get(text)
+    if backbone and like is not None:
+        raise UserError(f"{text}: a registered backbone; like={like!r} is only for local files")
+    if backbone is None and revision is not None:
+        raise UserError(f"{text}: revision={revision!r} is only for backbones on the Hugging Face hub")
+    if backbone:
+        path, commit = download_backbone(backbone, revision)
+        origin = Origin(backbone.name, path.name, backbone.repository, commit)
+        config = config or backbone.config
     else:
-        path = existing_file(text)
+        path = find_weights_file(text)
         origin = Origin(like, path.name)
     tensors, metadata = read_tensors(path)
     tensors = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-    if METADATA_KEY not in metadata:  # our own files have our names
+    if METADATA_KEY not in metadata:  # our own files need no renaming
         tensors = to_our_names(tensors)
     if not tensors:
-        raise UserError(f"{path}: holds no weights" + (f" under {prefix!r}" if prefix else ""))
-    config = config or config_for(tensors, metadata, like, path)
-    vit = fit(tensors, config, path, classes, seed)
+        raise UserError(f"{path}: contains no weights" + (f" under {prefix!r}" if prefix else ""))
+    config = config or config_for_file(tensors, metadata, like, path)
+    vit = fit_weights(tensors, config, path, classes, seed)
     vit.origin = origin
     return vit
 
 
-def untrained(name: str, classes: int | None, seed: int) -> ViT:
-    """A known architecture with random weights: a baseline, or a small model to try things with."""
-    if name != "nano" and name not in KNOWN:
-        raise UserError(f"random:{name}: no such backbone. Known backbones: nano, {', '.join(sorted(KNOWN))}")
-    config = NANO if name == "nano" else KNOWN[name].config
+def random_backbone(name: str, classes: int | None, seed: int) -> ViT:
+    """A registered architecture with random weights: a baseline, or a small model for experiments."""
+    if name != "nano" and name not in BACKBONES:
+        raise UserError(f"random:{name}: no such backbone; known backbones: nano, {', '.join(sorted(BACKBONES))}")
+    config = NANO if name == "nano" else BACKBONES[name].config
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         vit = ViT(replace(config, classes=classes or 0))
@@ -99,12 +99,12 @@ def untrained(name: str, classes: int | None, seed: int) -> ViT:
 
 
 def save_backbone(vit: ViT, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write a file that `load_backbone` reads without being told anything."""
+    """Write a self-describing file for `load_backbone`."""
     from safetensors.torch import save_file
 
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise UserError(f"{path}: weights are saved as .safetensors")
+        raise UserError(f"{path}: weights are saved as .safetensors; use that suffix")
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in vit.state_dict().items()}
     save_file(tensors, str(path), metadata={METADATA_KEY: json.dumps(asdict(vit.config))})
@@ -113,32 +113,32 @@ def save_backbone(vit: ViT, path: str | Path, dtype: torch.dtype = torch.float32
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def existing_file(text: str) -> Path:
+def find_weights_file(text: str) -> Path:
     path = Path(text).expanduser()
     if path.is_dir():
         for name in ("model.safetensors", "model.safetensors.index.json"):
             if (path / name).is_file():
                 return path / name
-        raise UserError(f"{path}: a folder without model.safetensors; give the weights file itself")
+        raise UserError(f"{path}: no model.safetensors in this folder; give the weights file itself")
     if not path.is_file():
-        names = ", ".join(sorted(KNOWN))
-        raise UserError(f"{text}: no such file, and no backbone of that name. Known backbones: {names}")
+        names = ", ".join(sorted(BACKBONES))
+        raise UserError(f"{text}: no such file or backbone; known backbones: {names}")
     return path
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file and its header's metadata."""
     if path.name.endswith(".index.json"):
-        parts = [_read_safetensors(path.parent / shard)[0] for shard in _shards(path)]
-        return {name: tensor for part in parts for name, tensor in part.items()}, {}
+        shards = [_read_safetensors(path.parent / shard)[0] for shard in _shard_files(path)]
+        return {name: tensor for shard in shards for name, tensor in shard.items()}, {}
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     if path.suffix in (".pth", ".pt", ".bin", ".ckpt"):
         return _read_torch(path), {}
-    raise UserError(f"{path}: weights come as .safetensors, or as .pth, .pt, .bin or .ckpt files of tensors")
+    raise UserError(f"{path}: unknown format; weights must be .safetensors, or tensors in .pth, .pt, .bin or .ckpt")
 
 
-def _shards(index: Path) -> list[str]:
+def _shard_files(index: Path) -> list[str]:
     try:
         return sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -159,10 +159,10 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a zip, pickle or format error, of several unrelated types
-        told = " ".join(str(error).split()).rpartition("WeightsUnpickler error: ")[2]  # before: how to run it anyway
-        reason = re.split(r"\. | Check the documentation", told)[0][:200] or type(error).__name__
+        text = " ".join(str(error).split()).rpartition("WeightsUnpickler error: ")[2]  # without torch's advice
+        reason = re.split(r"\. | Check the documentation", text)[0][:200] or type(error).__name__
         raise UserError(
-            f"{path}: not a file of plain tensors ({reason}). Sightline runs no code from files: where you trust it, "
+            f"{path}: not a file of plain tensors ({reason}). Sightline runs no code from files: if you trust it, "
             "load it yourself and save its state dict as safetensors"
         ) from error
     while isinstance(content, Mapping) and (
@@ -170,91 +170,86 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     ):
         content = inside
     if not isinstance(content, Mapping):
-        raise UserError(f"{path}: holds a {type(content).__name__}, not a state dict")
+        raise UserError(f"{path}: contains a {type(content).__name__}, not a state dict")
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
-        found = ", ".join(map(str, list(content)[:8]))
-        raise UserError(f"{path}: no tensors in it" + (f", only {found}" if found else ""))
+        keys = ", ".join(map(str, list(content)[:8]))
+        raise UserError(f"{path}: contains no tensors" + (f", only {keys}" if keys else ""))
     return tensors
 
 
-def download(known: Known, revision: str | None) -> tuple[Path, str | None]:
-    """The file in the hub's cache, fetched if need be, and the commit it is from; or the one that is embedded here."""
-    if known.embedded is not None:
+def download_backbone(backbone: Backbone, revision: str | None) -> tuple[Path, str | None]:
+    """The weights file in the hub's cache, downloaded if needed, and its commit; or the file in this package."""
+    if backbone.embedded is not None:
         if revision is not None:
-            raise UserError(f"{known.name}: comes with this package; revision={revision!r} is for the hub")
-        return Path(__file__).parent / "embedded" / known.embedded, None
-    if known.repository is None:
+            raise UserError(f"{backbone.name}: included in this package; revision={revision!r} is only for the hub")
+        return Path(__file__).parent / "embedded" / backbone.embedded, None
+    if backbone.repository is None:
         raise UserError(
-            f"{known.name}: not published as safetensors. {known.note} Then give that file, with like={known.name!r}"
+            f"{backbone.name}: not published as safetensors. {backbone.note} Then load it with like={backbone.name!r}"
         )
-    path = _fetch(known.name, known.repository, known.file, revision or known.revision)
+    path = _fetch(backbone.name, backbone.repository, backbone.file, revision or backbone.revision)
     commit = next((p.name for p in path.parents if re.fullmatch("[0-9a-f]{40}", p.name)), None)
     if path.name.endswith(".index.json"):
-        for shard in _shards(path):
-            _fetch(known.name, known.repository, shard, commit)
+        for shard in _shard_files(path):
+            _fetch(backbone.name, backbone.repository, shard, commit)
     return path, commit
 
 
 def _fetch(name: str, repository: str, file: str, revision: str | None) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
-    where = f"{name}: {repository} on the Hugging Face hub"
+    messages = {
+        errors.GatedRepoError: "requires accepting its licence there and logging in with `hf auth login`",
+        errors.RepositoryNotFoundError: "does not exist or is private; for a private one log in with `hf auth login`",
+        errors.RevisionNotFoundError: f"has no revision {revision}",
+        errors.LocalEntryNotFoundError: "is neither cached nor reachable; download it while online, or give a file",
+        errors.EntryNotFoundError: f"has no {file}",
+    }  # subclasses first
     try:
         return Path(hf_hub_download(repository, file, revision=revision))
-    except errors.GatedRepoError as error:
-        raise UserError(f"{where} asks you to accept its licence there and to log in with `hf auth login`") from error
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(f"{where} does not exist, or is private: then log in with `hf auth login`") from error
-    except errors.RevisionNotFoundError as error:
-        raise UserError(f"{where} has no revision {revision}") from error
-    except errors.LocalEntryNotFoundError as error:
-        raise UserError(
-            f"{where} is neither in the local cache nor reachable: download it once while online, or give a file"
-        ) from error
-    except errors.EntryNotFoundError as error:
-        raise UserError(f"{where} has no {file}") from error
-    except Exception as error:  # no space, a cut transfer, a bad token: of several unrelated types
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{where} could not be fetched ({reason})") from error
+    except Exception as error:  # also disk full, interrupted transfer, invalid token: of several unrelated types
+        other = f"could not be downloaded ({' '.join(str(error).split())[:200]})"
+        message = next((text for kind, text in messages.items() if isinstance(error, kind)), other)
+        raise UserError(f"{name}: {repository} on the Hugging Face hub {message}") from error
 
 
 # ---- fitting ---------------------------------------------------------------------------------------------------------
 
 
-def fit(tensors: dict[str, Tensor], config: ViTConfig, path: Path, classes: int | None, seed: int) -> ViT:
-    """A ViT of this config with these tensors, or a refusal that says what does not fit."""
-    config = as_in_file(config, tensors, classes)
+def fit_weights(tensors: dict[str, Tensor], config: ViTConfig, path: Path, classes: int | None, seed: int) -> ViT:
+    """A ViT of this config with these tensors, or an error that lists what does not fit."""
+    config = _adapt_config(config, tensors, classes)
     if classes is not None:
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}
-    with torch.random.fork_rng(devices=[]):  # loading leaves the caller's random numbers alone
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD_PREFIXES)}
+    with torch.random.fork_rng(devices=[]):  # loading does not change the caller's random state
         torch.manual_seed(seed)
         vit = ViT(config)
     ours = vit.state_dict()
-    fresh = {name for name in ours if classes is not None and name.startswith(HEAD)}
-    missing = sorted(set(ours) - set(tensors) - fresh)
-    extra = sorted(set(tensors) - set(ours))
-    misfits = [
+    new_head = {name for name in ours if classes is not None and name.startswith(HEAD_PREFIXES)}
+    missing = sorted(set(ours) - set(tensors) - new_head)
+    unexpected = sorted(set(tensors) - set(ours))
+    misshapen = [
         f"{name} is {list(tensors[name].shape)} instead of {list(ours[name].shape)}"
         for name in sorted(set(ours) & set(tensors))
         if tensors[name].shape != ours[name].shape
     ]
-    if missing or extra or misfits:
-        what = [
+    if missing or unexpected or misshapen:
+        problems = [
             f"{len(names)} {kind}: {', '.join(names[:6])}{', …' * (len(names) > 6)}"
-            for kind, names in (("missing", missing), ("left over", extra), ("of another shape", misfits))
+            for kind, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
             if names
         ]
-        raise UserError(f"{path}: does not fit. {'. '.join(what)}. It looks like {describe(tensors)}")
-    vit.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=not fresh)
+        raise UserError(f"{path}: does not fit. {'. '.join(problems)}. It looks like {describe_weights(tensors)}")
+    vit.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=not new_head)
     return vit.eval()
 
 
-def as_in_file(config: ViTConfig, tensors: Mapping[str, Tensor], classes: int | None) -> ViTConfig:
-    """What may differ between files of the same backbone: the head, and DINOv3's biases, which some leave out."""
+def _adapt_config(config: ViTConfig, tensors: Mapping[str, Tensor], classes: int | None) -> ViTConfig:
+    """Adapt what may differ between files of the same backbone: the head, and DINOv3's biases, which some omit."""
     if not any(name.endswith(".attn.qkv.bias") for name in tensors):
         config = replace(config, qkv_bias="none")
-    if classes is not None:  # a fresh head is as the config has it, not as the file's was
+    if classes is not None:  # a new head follows the config, not the file
         return replace(config, classes=classes)
     head = tensors.get("head.weight")
     return replace(
@@ -265,22 +260,24 @@ def as_in_file(config: ViTConfig, tensors: Mapping[str, Tensor], classes: int | 
     )
 
 
-def config_for(tensors: dict[str, Tensor], metadata: dict[str, str], like: str | None, path: Path) -> ViTConfig:
-    """What a local file holds: as told, as its own header says, or as the only known backbone of that shape."""
+def config_for_file(tensors: dict[str, Tensor], metadata: dict[str, str], like: str | None, path: Path) -> ViTConfig:
+    """The config of a local file: from `like`, from its header, or of the only registered backbone of its shape."""
     if like is not None:
-        if like not in KNOWN:
-            raise UserError(f"like={like!r}: no such backbone. Known backbones: {', '.join(sorted(KNOWN))}")
-        return KNOWN[like].config
+        if like not in BACKBONES:
+            raise UserError(f"like={like!r}: no such backbone; known backbones: {', '.join(sorted(BACKBONES))}")
+        return BACKBONES[like].config
     if METADATA_KEY in metadata:
         return config_from_json(metadata[METADATA_KEY], path)
     shape = shape_of(tensors)
     if shape is None:
-        raise UserError(f"{path}: not a Vision Transformer that Sightline knows. It looks like {describe(tensors)}")
-    candidates = {name: known.config for name, known in KNOWN.items() if has_shape(known.config, shape)}
+        raise UserError(f"{path}: not a known Vision Transformer. It looks like {describe_weights(tensors)}")
+    candidates = {name: b.config for name, b in BACKBONES.items() if has_shape(b.config, shape)}
     if len(set(candidates.values())) == 1:
         return next(iter(candidates.values()))
-    remedy = "Their preprocessing differs: say which with like=" if candidates else "Say what it is with config="
-    raise UserError(f"{path}: holds {describe(tensors)}. {remedy}")
+    remedy = (
+        "Their preprocessing differs; choose one with like=" if candidates else "Give its architecture with config="
+    )
+    raise UserError(f"{path}: contains {describe_weights(tensors)}. {remedy}")
 
 
 def config_from_json(text: str, path: Path | str) -> ViTConfig:
@@ -289,7 +286,7 @@ def config_from_json(text: str, path: Path | str) -> ViTConfig:
         values["input"] = Input(**values["input"])
         return ViTConfig(**values)
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path}: its header was written by another version of Sightline ({error})") from error
+        raise UserError(f"{path}: its header is from another version of Sightline ({error})") from error
 
 
 def _lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
@@ -297,11 +294,11 @@ def _lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def shape_of(tensors: Mapping[str, Tensor]) -> dict[str, object] | None:
-    """The fields of a ViTConfig that tensors' names and shapes give away."""
-    needed = ("cls_token", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight")
-    if any(name not in tensors for name in needed):
+    """The fields of a ViTConfig that follow from the names and shapes of tensors."""
+    required = ("cls_token", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight")
+    if any(name not in tensors for name in required):
         return None
-    cls, proj, fc1, fc2 = (tensors[name] for name in needed)
+    cls, proj, fc1, fc2 = (tensors[name] for name in required)
     hidden = fc2.shape[1]
     shape = {
         "width": cls.shape[-1],
@@ -322,40 +319,31 @@ def shape_of(tensors: Mapping[str, Tensor]) -> dict[str, object] | None:
 
 
 def has_shape(config: ViTConfig, shape: dict[str, object]) -> bool:
-    mine = {
+    derived = {
         "hidden": config.hidden or 4 * config.width,
         "gated": config.mlp == "swiglu",
         "rotary": config.positions == "rotary",
         "layer_scale": config.layer_scale is not None,
     }
-    return all(mine.get(name, getattr(config, name, None)) == value for name, value in shape.items())
+    return all(derived.get(name, getattr(config, name, None)) == value for name, value in shape.items())
 
 
-def describe(tensors: Mapping[str, Tensor]) -> str:
-    """What a file looks like, for a person."""
+def describe_weights(tensors: Mapping[str, Tensor]) -> str:
+    """A description of a file's architecture for error messages."""
     shape = shape_of(tensors)
     if shape is None:
         names = ", ".join(list(tensors)[:6])
-        return f"{len(tensors)} tensors that are no Vision Transformer: {names}, …"
-    extras = [f"{shape['registers']} registers" if shape["registers"] else "no registers"]
-    extras += [
-        word
-        for key, word in (
-            ("gated", "SwiGLU"),
-            ("layer_scale", "LayerScale"),
-            ("rotary", "rotary positions"),
-            ("pre_norm", "a norm before the blocks (CLIP)"),
-        )
-        if shape[key]
-    ]
-    close = [name for name, known in KNOWN.items() if has_shape(known.config, shape)]
-    return f"a ViT of width {shape['width']}, {shape['depth']} blocks, patch {shape['patch']}, {', '.join(extras)}" + (
-        f" (like {', '.join(close)})" if close else ""
-    )
+        return f"{len(tensors)} tensors that are not a Vision Transformer: {names}, …"
+    details = {"gated": "SwiGLU", "layer_scale": "LayerScale", "rotary": "rotary positions"}
+    details |= {"pre_norm": "a norm before the blocks (CLIP)"}
+    extras = [f"{shape['registers'] or 'no'} registers", *(text for key, text in details.items() if shape[key])]
+    similar = ", ".join(name for name, backbone in BACKBONES.items() if has_shape(backbone.config, shape))
+    architecture = f"a ViT of width {shape['width']}, {shape['depth']} blocks, patch {shape['patch']}"
+    return f"{architecture}, {', '.join(extras)}" + (f" (like {similar})" if similar else "")
 
 
 def weights_sha256(module: nn.Module, *, without: tuple[str, ...] = ()) -> str:
-    """Over every parameter and buffer, stored in files or not: name, type, shape and content."""
+    """SHA-256 over every parameter and buffer, persistent or not: name, type, shape and content."""
     named: Iterable[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
     digest = hashlib.sha256()
     for name, tensor in sorted(named, key=lambda item: item[0]):

@@ -1,17 +1,18 @@
-"""Learned queries that pool the patch tokens of a ViT (AIM, EP): all of them, so that nothing is hidden."""
+"""Attentive pooling: learned queries pool all patch tokens of a ViT (AIM, EP)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from ..training.distributed import over_processes
+from ..training.distributed import sum_over_processes
 
 MOMENTUM = 0.1
 
 
-class Standardised(nn.Module):
-    """Tokens of mean 0 and variance 1 in every channel: of the whole batch, whoever shares it, while learning."""
+class BatchStandardize(nn.Module):
+    """Batch norm without affine parameters: zero mean and unit variance per channel, over the batch of all processes in
+    training."""
 
     mean: Tensor
     variance: Tensor
@@ -27,7 +28,7 @@ class Standardised(nn.Module):
         if self.training:
             flat = tokens.flatten(0, 1).double()
             sums = torch.stack([flat.sum(dim=0), flat.square().sum(dim=0), torch.full_like(flat[0], len(flat))])
-            sums = over_processes(sums)
+            sums = sum_over_processes(sums)
             mean, square = sums[:2] / sums[2]
             mean, variance = mean.to(tokens.dtype), (square - mean.square()).clamp(min=0).to(tokens.dtype)
             self.mean.lerp_(mean, MOMENTUM)
@@ -41,13 +42,13 @@ class AimPool(nn.Module):
     def __init__(self, width: int, heads: int = 12):
         super().__init__()
         self.heads = heads
-        self.norm = Standardised(width)
+        self.norm = BatchStandardize(width)
         self.query = nn.Parameter(torch.empty(width))
         self.key, self.value = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         nn.init.trunc_normal_(self.query, std=0.02)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, D], and what each head attends to: [B, heads, N]."""
+        """Pooled tokens [B, D], and the attention of each head [B, heads, N]."""
         tokens = self.norm(tokens)
         keys, values = (f(tokens).unflatten(2, (self.heads, -1)) for f in (self.key, self.value))
         query = self.query.view(self.heads, -1) * keys.shape[-1] ** -0.5
@@ -56,7 +57,7 @@ class AimPool(nn.Module):
 
 
 class EpPool(nn.Module):
-    """Learned queries attend to the tokens themselves; each pools channels of its own (EP)."""
+    """Efficient probing (EP): learned queries attend to the tokens directly, and each pools its own channels."""
 
     def __init__(self, width: int, queries: int = 32):
         super().__init__()
@@ -65,7 +66,7 @@ class EpPool(nn.Module):
         nn.init.trunc_normal_(self.query, std=0.02)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, D], and what each query attends to: [B, queries, N]."""
+        """Pooled tokens [B, D], and the attention of each query [B, queries, N]."""
         scores = torch.einsum("bnd,qd->bqn", tokens, self.query) * tokens.shape[2] ** -0.5
         attention = scores.softmax(dim=2)
         values = self.value(tokens).unflatten(2, (len(self.query), -1))

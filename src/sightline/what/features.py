@@ -1,4 +1,4 @@
-"""A frozen backbone's features, computed once and kept under a fingerprint of everything they depend on."""
+"""Features of a frozen backbone, computed once and cached under a fingerprint of everything they depend on."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
-from ..data.cache import fingerprint
-from ..data.images import Canvas
+from ..data.cache import cache_fingerprint
+from ..data.images import Preprocess
 from ..data.rows import Rows
 from ..errors import UserError
 from ..metrics.inference import inference_batches, map_batches
 from ..training.checkpoint import load_tensors, save_tensors
 from ..vit.model import Input, ViT
-from ..vit.weights import weights_sha256
+from ..vit.weights import HEAD_PREFIXES, weights_sha256
 
 FORMAT = 2
-HEADS = ("head.", "fc_norm.")  # come after the features
 
 
 def cls_features(
@@ -38,13 +37,13 @@ def cls_features(
     workers: int,
 ) -> np.ndarray:
     """float32 [n, D]: the CLS token of every row, in the order of `indices`."""
-    return kept_features(
+    return cached_features(
         lambda images: vit(images).cls, [vit], rows, indices, expects, accelerator, folder,
         decoded=decoded, batch=batch, workers=workers,
     )  # fmt: skip
 
 
-def kept_features(
+def cached_features(
     embed: Callable[[Tensor], Tensor],
     modules: Sequence[nn.Module],
     rows: Rows,
@@ -57,17 +56,17 @@ def kept_features(
     batch: int,
     workers: int,
 ) -> np.ndarray:
-    """float32 [n, ...]: what `embed` makes of every row's picture, computed now or found in `folder`.
+    """float32 [n, ...]: `embed` of every row's image, computed now or read from `folder`.
 
-    `modules` are all that it works with: their weights and what they print as must say everything about it.
-    Decoded pictures are kept in the folder `decoded`, where one is named: others may look at them, too.
+    `modules` are all that `embed` uses; their weights and repr identify it. With the folder `decoded`, decoded images
+    are cached there for this and other uses.
     """
-    path, there = folder, False
+    path, exists = folder, False
     if accelerator.is_main_process:
-        path = folder / f"features-{feature_print(modules, rows, indices, expects, accelerator)}.safetensors"
-        there = path.exists()
-    path, there = broadcast_object_list([path, there])  # of the main process: all must go the same way
-    if there:
+        path = folder / f"features-{features_fingerprint(modules, rows, indices, expects, accelerator)}.safetensors"
+        exists = path.exists()
+    path, exists = broadcast_object_list([path, exists])  # from the main process: all must take the same branch
+    if exists:
         return load_tensors(path)[0]["features"].numpy()
     for module in modules:
         module.to(accelerator.device).eval()
@@ -86,12 +85,12 @@ def kept_features(
     return features
 
 
-def feature_print(
+def features_fingerprint(
     modules: Sequence[nn.Module], rows: Rows, indices: np.ndarray, expects: Input, accelerator: Accelerator
 ) -> str:
-    """Changes with the files (their sizes and times of change, or checksums), the weights and the arithmetic."""
-    files = fingerprint(rows, Canvas.of(expects), indices)
-    made_by = [f"{module!r} {weights_sha256(module, without=HEADS)}" for module in modules]
+    """Depends on the files (sizes and modification times, or checksums), the weights and the arithmetic."""
+    files = cache_fingerprint(rows, Preprocess.of(expects), indices)
+    made_by = [f"{module!r} {weights_sha256(module, without=HEAD_PREFIXES)}" for module in modules]
     arithmetic = f"{accelerator.device.type} {accelerator.mixed_precision}"
     facts = f"{FORMAT} {files} {expects} {arithmetic} {made_by}"
     return hashlib.sha256(facts.encode()).hexdigest()[:24]

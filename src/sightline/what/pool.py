@@ -1,4 +1,4 @@
-"""Late masking: the usual way to "use only the foreground", which is not blind to the rest."""
+"""Late masking: the usual way to "use only the foreground", which is not blind to the background."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ..vit.masking import blank
 from ..vit.model import ViT
 
 
-class LateMask(nn.Module):
-    """The ViT sees everything; hidden patches are left out only when its final tokens are averaged.
+class LateMaskedViT(nn.Module):
+    """The ViT sees everything; hidden patches are excluded only from the average of its final tokens.
 
-    By then every kept token has attended to every hidden one. The mean runs over all N patches, as published.
+    By then every kept token has attended to every hidden one. The sum is divided by all N patches, as published.
     """
 
     blind = False

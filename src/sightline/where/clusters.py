@@ -1,4 +1,4 @@
-"""TTR's clusters: which patches of recent pictures belong together, and which of them show the subject."""
+"""TTR: clusters of the patches of recent images, and which of them shows the subject."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ class Clustering:
     seed: int = 0
 
 
-def cluster(tokens: Tensor, how: Clustering) -> Tensor:
-    """int64 [n]: of tokens [n, P] in the order of pictures and patches (TTR, as published): principal components
-    without centring, smoothed along the row of tokens, then k-means."""
+def cluster_tokens(tokens: Tensor, settings: Clustering) -> Tensor:
+    """int64 [n]: the cluster of each of the tokens [n, P], ordered by image and patch (TTR, as published): principal
+    components without centring, smoothed along the sequence of tokens, then k-means."""
     from scipy.ndimage import gaussian_filter1d
     from sklearn.cluster import KMeans
 
     tokens = tokens.float()
     with torch.random.fork_rng(devices=[tokens.device] if tokens.is_cuda else []):
-        torch.manual_seed(how.seed)
-        axes = torch.svd_lowrank(tokens, q=min(how.rank, *tokens.shape))[2][:, : how.components]
-    smooth = gaussian_filter1d((tokens @ axes).detach().cpu().numpy(), how.sigma, axis=0)
-    found = KMeans(how.clusters, random_state=how.seed, n_init="auto").fit_predict(smooth)
-    return torch.from_numpy(found.astype(np.int64)).to(tokens.device)
+        torch.manual_seed(settings.seed)
+        axes = torch.svd_lowrank(tokens, q=min(settings.rank, *tokens.shape))[2][:, : settings.components]
+    smooth = gaussian_filter1d((tokens @ axes).detach().cpu().numpy(), settings.sigma, axis=0)
+    labels = KMeans(settings.clusters, random_state=settings.seed, n_init="auto").fit_predict(smooth)
+    return torch.from_numpy(labels.astype(np.int64)).to(tokens.device)
 
 
-def subject(tokens: Tensor, labels: Tensor, general: Tensor) -> int:
-    """Which of the clusters in a picture, tokens [N, P], holds the subject: the one whose mean has the *lowest* product
-    with the words, for CLIP's patches are opposed to what they show (TTR, as published)."""
-    here = labels.unique()
-    means = torch.stack([tokens[labels == each].mean(dim=0) for each in here])
-    return int(here[(means @ general.to(means.dtype)).argmin()])
+def subject_cluster(tokens: Tensor, labels: Tensor, general: Tensor) -> int:
+    """The cluster of an image's tokens [N, P] that shows the subject: the one whose mean has the *lowest* inner product
+    with the general prompt's embedding, because CLIP's patch tokens point away from what they show (TTR, as published).
+    """
+    present = labels.unique()
+    means = torch.stack([tokens[labels == label].mean(dim=0) for label in present])
+    return int(present[(means @ general.to(means.dtype)).argmin()])

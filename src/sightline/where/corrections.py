@@ -1,106 +1,104 @@
-"""What a user overrules in the parts that were found (iFAM, sec. 3.4): parts dropped or forced, doubtful patches
-removed. Doubtful is what lies farther from its part's prototype than nearly all of the training data's did.
+"""Interventions on discovered parts (iFAM, sec. 3.4): part removal, forced parts, and token removal, which hides
+patches that lie farther from their part's prototype than nearly all patches of the training data.
 
-The published code thresholds inner products instead, lets them take the place of distances, and may hand a doubtful
-patch to another part: `published_scores`, which interventions do not use.
+The published code thresholds inner products instead of distances and may reassign a removed token to another part; here
+removed tokens become background.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .parts import Parts, foreground, hard_keep, surviving
+from .parts import Parts, foreground_probability, hard_keep, kept_parts
 
 
 @dataclass(frozen=True)
 class PartAssignment:
-    """To which part each patch would go: so little that it can be kept for every picture."""
+    """The part of each patch and its distance: all that a `Correction` needs, small enough to cache for every image."""
 
     scores: Tensor  # [B, K+1, H, W]: they decide
-    distances: Tensor  # [B, H, W]: to the prototype of the part that claims the patch, as if there were no background
+    distances: Tensor  # [B, H, W]: to the prototype of the patch's best part, as if there were no background
 
     @classmethod
     def of(cls, parts: Parts, scores: Tensor) -> PartAssignment:
-        claimant = scores[:, :-1].argmax(dim=1, keepdim=True)
-        return cls(scores, (-parts.logits).gather(1, claimant)[:, 0].clamp_min(0).sqrt())
+        best = scores[:, :-1].argmax(dim=1, keepdim=True)
+        return cls(scores, (-parts.logits).gather(1, best)[:, 0].clamp_min(0).sqrt())
+
+    def to(self, device: torch.device | str) -> PartAssignment:
+        return PartAssignment(self.scores.to(device), self.distances.to(device))
 
     @property
     def part(self) -> Tensor:
-        """int [B, H, W]: the part that claims each patch."""
+        """int [B, H, W]: the best part of each patch, background aside."""
         return self.scores[:, :-1].argmax(dim=1)
 
     @property
-    def shares(self) -> Tensor:
+    def probabilities(self) -> Tensor:
+        """[B, K+1, H, W]: the part maps."""
         return self.scores.softmax(dim=1)
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Patches of a dropped part, and those too far from their part, become background and no other part's; what a
-    forced part claims is kept whatever the background says, unless it is too far (iFAM, sec. 3.4)."""
+    """An intervention on parts (iFAM, sec. 3.4). Patches of a dropped part, and those beyond their part's distance
+    limit, become background, never another part's. Patches of a forced part are kept whatever the background scores,
+    unless they are beyond the limit."""
 
     drop: tuple[int, ...] = ()
     force: tuple[int, ...] = ()
-    farthest: tuple[float, ...] | None = None  # distance from each part's prototype; beyond NaN there is nothing
+    max_distances: tuple[float, ...] | None = None  # one per part; NaN removes nothing
 
-    def keep_parts(self, claims: PartAssignment) -> Tensor:
-        """bool [B, K], as in training."""
-        kept = claims.scores.new_ones(len(claims.scores), claims.scores.shape[1] - 1, dtype=torch.bool)
+    def keep_parts(self, assignment: PartAssignment) -> Tensor:
+        """bool [B, K]: False for dropped parts, like the part dropout of training."""
+        kept = assignment.scores.new_ones(len(assignment.scores), assignment.scores.shape[1] - 1, dtype=torch.bool)
         kept[:, list(self.drop)] = False
         return kept
 
-    def forced(self, claims: PartAssignment) -> Tensor:
-        """bool [B, H, W]"""
-        return _among(claims.part, self.force)
+    def forced(self, assignment: PartAssignment) -> Tensor:
+        """bool [B, H, W]: patches of a forced part."""
+        return _among(assignment.part, self.force)
 
-    def removed(self, claims: PartAssignment) -> Tensor:
-        """bool [B, H, W]: what would be of a part, and becomes background."""
-        gone = self.dropped(claims) | self.too_far(claims)
-        return gone & (hard_keep(claims.scores) | self.forced(claims))
+    def dropped(self, assignment: PartAssignment) -> Tensor:
+        """bool [B, H, W]: patches of a dropped part."""
+        return _among(assignment.part, self.drop)
 
-    def dropped(self, claims: PartAssignment) -> Tensor:
-        """bool [B, H, W]"""
-        return _among(claims.part, self.drop)
+    def too_far(self, assignment: PartAssignment) -> Tensor:
+        """bool [B, H, W]: patches beyond the distance limit of their part."""
+        if self.max_distances is None:
+            return torch.zeros_like(assignment.distances, dtype=torch.bool)
+        limits = assignment.distances.new_tensor(self.max_distances, dtype=torch.float64)
+        return assignment.distances > limits[assignment.part]
 
-    def too_far(self, claims: PartAssignment) -> Tensor:
-        """bool [B, H, W]"""
-        if self.farthest is None:
-            return torch.zeros_like(claims.distances, dtype=torch.bool)
-        return claims.distances > claims.distances.new_tensor(self.farthest, dtype=torch.float64)[claims.part]
+    def removed(self, assignment: PartAssignment) -> Tensor:
+        """bool [B, H, W]: patches that would be foreground and become background."""
+        gone = self.dropped(assignment) | self.too_far(assignment)
+        return gone & (hard_keep(assignment.scores) | self.forced(assignment))
 
-    def keep(self, claims: PartAssignment) -> Tensor:
+    def keep(self, assignment: PartAssignment) -> Tensor:
         """bool [B, H, W]: the patches that may be seen."""
-        kept = hard_keep(claims.scores, self.keep_parts(claims))
-        return (kept | self.forced(claims)) & ~self.removed(claims)
+        kept = hard_keep(assignment.scores, self.keep_parts(assignment))
+        return (kept | self.forced(assignment)) & ~self.removed(assignment)
 
-    def foreground(self, claims: PartAssignment) -> Tensor:
-        """[B, H, W] in [0, 1]: the share of what may be seen."""
-        share = foreground(claims.scores, self.keep_parts(claims))
-        return share.masked_fill(self.forced(claims), 1.0).masked_fill(self.removed(claims), 0.0)
+    def foreground_probability(self, assignment: PartAssignment) -> Tensor:
+        """[B, H, W] in [0, 1], 1 for forced and 0 for removed patches."""
+        probability = foreground_probability(assignment.scores, self.keep_parts(assignment))
+        return probability.masked_fill(self.forced(assignment), 1.0).masked_fill(self.removed(assignment), 0.0)
 
-    def shares(self, claims: PartAssignment) -> Tensor:
-        """[B, K+1, H, W]: the part maps; what is taken from the parts is given to the background."""
+    def probabilities(self, assignment: PartAssignment) -> Tensor:
+        """[B, K+1, H, W]: the part maps; what is taken from parts is added to the background."""
         if self == Correction():
-            return claims.shares
-        forced, sure = self.forced(claims), F.one_hot(claims.part, claims.scores.shape[1] - 1).movedim(-1, 1)
-        parts = surviving(claims.shares, self.keep_parts(claims), 0.0)
-        parts = torch.where(forced[:, None], sure.to(parts), parts).masked_fill(self.removed(claims)[:, None], 0.0)
+            return assignment.probabilities
+        forced, one_hot = self.forced(assignment), F.one_hot(assignment.part, assignment.scores.shape[1] - 1)
+        parts = kept_parts(assignment.probabilities, self.keep_parts(assignment), 0.0)
+        parts = torch.where(forced[:, None], one_hot.movedim(-1, 1).to(parts), parts)
+        parts = parts.masked_fill(self.removed(assignment)[:, None], 0.0)
         return torch.cat([parts, 1 - parts.sum(dim=1, keepdim=True)], dim=1)
 
 
-def _among(numbers: Tensor, some: Sequence[int]) -> Tensor:
-    return torch.isin(numbers, numbers.new_tensor(some, dtype=numbers.dtype))
-
-
-def published_scores(parts: Parts, inner_products: Tensor, lowest: Tensor) -> Parts:
-    """The parts as the published code has them after token removal: a patch may belong to a part only where its inner
-    product is at least `lowest` [K], and inner products [B, K+1, H, W] decide among those that are left."""
-    foreground, background = inner_products[:, :-1], inner_products[:, -1:]
-    passed = foreground.double() >= lowest.to(foreground.device)[:, None, None]
-    scores = torch.cat([foreground.masked_fill(~passed, -torch.inf), background], dim=1)
-    return replace(parts, logits=scores, scores=scores, shares=scores.softmax(dim=1))
+def _among(values: Tensor, chosen: Sequence[int]) -> Tensor:
+    return torch.isin(values, values.new_tensor(chosen, dtype=values.dtype))

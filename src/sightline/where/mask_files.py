@@ -1,4 +1,4 @@
-"""Masks of a whole data set, computed once and kept as files."""
+"""Masks of a whole dataset, computed once by a selector and stored as PNG files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor, nn
 
 from ..data.batches import Workers
-from ..data.fingerprints import file_stamps
-from ..data.images import Canvas, Placement, Sample, decode
+from ..data.fingerprints import file_fingerprints
+from ..data.images import DecodedImage, Preprocess, ResizeCrop, decode
 from ..data.rows import Rows
 from ..errors import UserError
 from ..sight import Look
@@ -25,7 +25,7 @@ from ..vit.model import Input, ViT
 from ..vit.weights import weights_sha256
 
 FORMAT = 1
-STAMP = "mask of"  # the key under which a mask says which picture it is of
+STAMP = "mask of"  # PNG text key: the fingerprint of the image that a mask belongs to
 
 
 def write_masks(
@@ -39,66 +39,65 @@ def write_masks(
     workers: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Rows:
-    """The rows with masks of what `where` looks at: 1-bit PNG files in `folder`, written now or found there.
+    """The rows with masks of what `where` looks at: 1-bit PNG files in `folder`, written now or reused.
 
-    What lies outside the model's crop of a picture is not visible. A mask is re-used if it is whole, and made
-    of the same picture (by its size, or checksum in an archive) with the same weights and settings. Every process
-    does its share.
+    Pixels outside the model's centre crop are not visible. A mask is reused if the file is complete and was made of the
+    same image (by file size, or checksum in an archive) with the same weights and settings. Processes share the work.
     """
-    assert isinstance(where, nn.Module), "what looks is a module, whose weights and repr say what it is"
-    canvas = Canvas.of(expects)
-    check_odd_patches(where, canvas)
-    home = Path(folder).resolve() / look_print(where, canvas, accelerator.device)
+    assert isinstance(where, nn.Module), "a selector is a module, identified by its weights and repr"
+    preprocess = Preprocess.of(expects)
+    check_patches_divide(where, preprocess)
+    home = Path(folder).resolve() / saliency_fingerprint(where, preprocess, accelerator.device)
     first = {image: i for i, image in reversed(list(enumerate(rows.images)))}
-    stamps = dict(zip(first, file_stamps(rows.root, first), strict=True))
-    files = {image: home / f"{_harmless(image)}.png" for image in first}
-    mine = np.array_split(np.array(sorted(first.values())), accelerator.num_processes)[accelerator.process_index]
-    todo = [i for i in mine if not _usable(files[rows.images[i]], stamps[rows.images[i]])]
+    stamps = dict(zip(first, file_fingerprints(rows.root, first), strict=True))
+    files = {image: home / f"{_safe_path(image)}.png" for image in first}
+    own = np.array_split(np.array(sorted(first.values())), accelerator.num_processes)[accelerator.process_index]
+    todo = [i for i in own if not _is_current(files[rows.images[i]], stamps[rows.images[i]])]
     where.to(accelerator.device).eval()
-    turns = [todo[start : start + batch] for start in range(0, len(todo), batch)]
-    decoding = Workers(_Pictures(rows, canvas), workers)
-    done = len(mine) - len(todo)
+    chunks = [todo[start : start + batch] for start in range(0, len(todo), batch)]
+    decoding = Workers(_ImageDecoder(rows, preprocess), workers)
+    done = len(own) - len(todo)
     try:
-        for turn, samples in zip(turns, decoding.run(turns), strict=True):
+        for chunk, samples in zip(chunks, decoding.run(chunks), strict=True):
             visible = _visible(where, samples, accelerator.device)
-            for i, sample, mask in zip(turn, samples, visible, strict=True):
-                image, whole = rows.images[i], placed_back(mask, Placement.of(sample.size, canvas))
+            for i, sample, mask in zip(chunk, samples, visible, strict=True):
+                image, whole = rows.images[i], uncrop_mask(mask, ResizeCrop.of(sample.size, preprocess))
                 _save(whole, files[image], stamps[image])
-            done += len(turn)
+            done += len(chunk)
             if progress is not None:
                 progress(done)
     finally:
         decoding.close()
     accelerator.wait_for_everyone()
     paths = {image: Path(os.path.relpath(file, rows.root.resolve())).as_posix() for image, file in files.items()}
-    note = f"masks by {type(where).__name__}, not by people"
+    note = f"masks made by {type(where).__name__}, not annotated by people"
     return replace(rows, masks=[paths[image] for image in rows.images], notes=(*rows.notes, note))
 
 
-def check_odd_patches(where: nn.Module, canvas: Canvas) -> None:
-    """The pictures are brought to the size of the model that masks are for; what looks may have other patches."""
-    vit, (h, w) = getattr(where, "vit", None), canvas.size
+def check_patches_divide(where: nn.Module, preprocess: Preprocess) -> None:
+    """Images have the size of the model that the masks are for; the selector's patches must divide it."""
+    vit, (h, w) = getattr(where, "vit", None), preprocess.size
     if not isinstance(vit, ViT):
         return
     patch = vit.config.patch
     if h % patch or w % patch or min(h, w) < 2 * patch:
         near = max(2, round(min(h, w) / patch)) * patch
         raise UserError(
-            f"masks by {type(where).__name__}: its backbone has patches of {patch} pixels, and pictures here are "
-            f"{h}×{w}; choose --size {near}, if the model's own patches divide it, or another backbone for --masks"
+            f"--masks {type(where).__name__}: its backbone's {patch}-pixel patches do not divide images of {h}×{w}; "
+            f"choose --size {near} if the model's own patches divide it, or another backbone for --masks"
         )
 
 
-def look_print(where: nn.Module, canvas: Canvas, device: torch.device) -> str:
-    """Changes with the settings and weights that look, and with how pictures are brought to size."""
-    facts = f"{FORMAT} {where!r} {weights_sha256(where)} {canvas} {device.type}"
+def saliency_fingerprint(where: nn.Module, preprocess: Preprocess, device: torch.device) -> str:
+    """Depends on the selector's settings and weights, and on the preprocessing of images."""
+    facts = f"{FORMAT} {where!r} {weights_sha256(where)} {preprocess} {device.type}"
     return f"{type(where).__name__.lower()}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
-def placed_back(visible: Tensor, place: Placement) -> Image.Image:
-    """A mask of the canvas [h, w] as one of the whole file; the canvas shows exactly `visible` of it again.
+def uncrop_mask(visible: Tensor, place: ResizeCrop) -> Image.Image:
+    """A mask [h, w] of the preprocessed image as one of the whole file; preprocessing it gives exactly `visible` again.
 
-    As large as the file, or as the enlarged picture, so that nothing of a fine mask is lost on a small file.
+    It has the size of the file, or of the upscaled image, so that a fine mask loses nothing on a small file.
     """
     whole = Image.new("1", place.resized)
     whole.paste(Image.fromarray(visible.cpu().numpy()), (place.left, place.top))
@@ -107,23 +106,23 @@ def placed_back(visible: Tensor, place: Placement) -> Image.Image:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pictures:
-    """Decodes the pictures of some rows."""
+class _ImageDecoder:
+    """Decodes the images of some rows."""
 
     rows: Rows
-    canvas: Canvas
+    preprocess: Preprocess
 
-    def __call__(self, chosen: list[int]) -> list[Sample]:
-        return [decode(self.rows, int(i), self.canvas, mask=False) for i in chosen]
+    def __call__(self, chosen: list[int]) -> list[DecodedImage]:
+        return [decode(self.rows, int(i), self.preprocess, mask=False) for i in chosen]
 
 
 @torch.no_grad()
-def _visible(where: Look, samples: list[Sample], device: torch.device) -> Tensor:
+def _visible(where: Look, samples: list[DecodedImage], device: torch.device) -> Tensor:
     images = torch.stack([sample.image for sample in samples]).to(device).float() / 255
     return where.look(images).visible(tuple(images.shape[-2:])).cpu()
 
 
-def _usable(file: Path, stamp: str) -> bool:
+def _is_current(file: Path, stamp: str) -> bool:
     try:
         with Image.open(file) as mask:
             same = mask.info.get(STAMP) == stamp
@@ -134,7 +133,7 @@ def _usable(file: Path, stamp: str) -> bool:
 
 
 def _save(mask: Image.Image, file: Path, stamp: str) -> None:
-    """Under another name first: a file that is there is a whole one."""
+    """Written under a temporary name first, so that an existing file is always complete."""
     text = PngImagePlugin.PngInfo()
     text.add_text(STAMP, stamp)
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
@@ -148,7 +147,7 @@ def _save(mask: Image.Image, file: Path, stamp: str) -> None:
         raise UserError(f"{file}: cannot be written ({error.strerror or error}); choose another folder") from error
 
 
-def _harmless(image: str) -> str:
-    """A path that stays inside a folder, whatever the picture's says."""
+def _safe_path(image: str) -> str:
+    """A relative path that stays inside its folder, whatever the image's path is."""
     parts = PurePosixPath(image.replace("\\", "/")).parts
     return "/".join("up" if part == ".." else part.replace(":", "") for part in parts if part != "/")

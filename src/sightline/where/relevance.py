@@ -1,13 +1,11 @@
-"""What an answer relies on: relevance maps of a ViT, for any class, for many pictures at once.
+"""Relevance maps: which patches a ViT's prediction relies on, for any class and for many images at once.
 
-    maps = MAPS["gae"](model.method, images)                   # [B, H, W], of the class that each picture is taken for
+    maps = MAPS["gae"](model.method, images)             # [B, H, W], of each image's predicted class
     maps = MAPS["rollout"](vit, images, classes)
-    look = open_relevance("relevance:runs/waterbirds-erm")     # where a trained model looks, to pair with any *what*
 
-A map is not a sight: it says where an answer comes from, and hides nothing. GAE needs the full attention of all blocks
-and its gradients: for a ViT-B at 224 pixels autograd keeps 187 MB per picture, 118 MB of them as in any training
-(322 MB in second order; `benchmarks/results/relevance_cost_vit_b_cpu.json`). Maps to look at are computed in parts that
-fit.
+A map is not a sight: it explains a prediction and hides nothing. GAE needs the full attention of all blocks and its
+gradients: for a ViT-B at 224 pixels autograd keeps 187 MB per image, of which 118 MB are as in any training (322 MB in
+second order; `benchmarks/results/relevance_cost_vit_b_cpu.json`). `relevance_map` works in chunks that fit.
 """
 
 from __future__ import annotations
@@ -24,22 +22,23 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..sight import Sight, cell_share
 from ..vit.model import ViT, ViTOutput
+from .attention import keep_highest
 
 Kind = Literal["gae", "rollout", "attention", "gradient"]
-Read = Callable[[ViTOutput], Tensor]  # the class scores [B, C] that a ViT's output leads to
-MOST_BYTES = 1 << 30  # of attention and its gradients, at once; all that autograd keeps is about twice that
+ReadLogits = Callable[[ViTOutput], Tensor]  # class logits [B, C] from a ViT's output
+MAX_BYTES = 1 << 30  # of attention and its gradients per chunk; autograd keeps about twice that in total
 
 
 @dataclass(frozen=True)
 class Relevance:
-    """Maps and the answer they are of, from one pass and in one graph."""
+    """Relevance maps and the logits they explain, from one forward pass and in one graph."""
 
-    maps: Tensor  # [B, H, W], 0 and above, on no particular scale
+    maps: Tensor  # [B, H, W], non-negative, of arbitrary scale
     logits: Tensor  # [B, C]
 
 
-def own_scores(out: ViTOutput) -> Tensor:
-    assert out.logits is not None, "there is nothing to explain without a head"
+def vit_logits(out: ViTOutput) -> Tensor:
+    assert out.logits is not None, "a ViT without a head has no logits to explain"
     return out.logits
 
 
@@ -47,42 +46,47 @@ def own_scores(out: ViTOutput) -> Tensor:
 
 
 def gae(
-    vit: ViT, images: Tensor, classes: Tensor | None = None, *, read: Read = own_scores, second_order: bool = False
+    vit: ViT,
+    images: Tensor,
+    classes: Tensor | None = None,
+    *,
+    read: ReadLogits = vit_logits,
+    second_order: bool = False,
 ) -> Relevance:
-    """Gradient and attention, through all blocks (Chefer et al. 2021, eqs. 5 and 6; RobustViT, suppl. eqs. 3 and 4).
+    """Generic attention explainability (Chefer et al. 2021, eqs. 5 and 6; RobustViT, suppl. eqs. 3 and 4).
 
-    One backward serves the batch: no picture's score depends on another picture. As published, the gradients are
-    constants, so that training goes through the attention alone; with `second_order` it goes through both.
+    One backward pass serves the batch, since no image's logits depend on another image. As published, the gradients are
+    constants, so training differentiates the attention alone; with `second_order` it differentiates both.
     """
     out = vit(_in_graph(images), attention=range(vit.config.depth))
     logits = read(out)
     gradients = torch.autograd.grad(
-        _chosen(logits, classes).sum(), out.attention, create_graph=second_order, retain_graph=True
+        _target_logits(logits, classes).sum(), out.attention, create_graph=second_order, retain_graph=True
     )
-    row = accumulated([positive_share(a, g) for a, g in zip(out.attention, gradients, strict=True)])
+    row = accumulate_relevance([positive_contribution(a, g) for a, g in zip(out.attention, gradients, strict=True)])
     return Relevance(_patches(row, out), logits)
 
 
-def rollout(vit: ViT, images: Tensor, classes: Tensor | None = None, *, read: Read = own_scores) -> Relevance:  # noqa: ARG001 (the same for every class)
-    """Attention through all blocks, half of it going past each (Abnar & Zuidema 2020, sec. 3)."""
+def rollout(vit: ViT, images: Tensor, classes: Tensor | None = None, *, read: ReadLogits = vit_logits) -> Relevance:  # noqa: ARG001 (the same for every class)
+    """Attention rollout: attention through all blocks, averaged with the identity (Abnar & Zuidema 2020, sec. 3)."""
     out = vit(images, attention=range(vit.config.depth))
-    return Relevance(_patches(rolled_out([each.mean(dim=1) for each in out.attention]), out), read(out))
+    return Relevance(_patches(rollout_row([each.mean(dim=1) for each in out.attention]), out), read(out))
 
 
-def attention(vit: ViT, images: Tensor, classes: Tensor | None = None, *, read: Read = own_scores) -> Relevance:  # noqa: ARG001 (the same for every class)
-    """What CLS attends to in the last block, the mean over heads."""
+def attention(vit: ViT, images: Tensor, classes: Tensor | None = None, *, read: ReadLogits = vit_logits) -> Relevance:  # noqa: ARG001 (the same for every class)
+    """CLS attention of the last block, averaged over heads."""
     out = vit(images, cls_attention=[-1])
     assert out.cls_attention is not None
     return Relevance(_patches(out.cls_attention[:, 0].mean(dim=1), out), read(out))
 
 
-def gradient(vit: ViT, images: Tensor, classes: Tensor | None = None, *, read: Read = own_scores) -> Relevance:
-    """Gradient × input, summed over colours: its size, averaged over each patch (Shrikumar et al. 2016, sec. 3)."""
+def gradient(vit: ViT, images: Tensor, classes: Tensor | None = None, *, read: ReadLogits = vit_logits) -> Relevance:
+    """Gradient × input, summed over colours; its absolute value, averaged over each patch (Shrikumar et al. 2016)."""
     images = _in_graph(images)
     out = vit(images)
     logits = read(out)
-    (found,) = torch.autograd.grad(_chosen(logits, classes).sum(), images, retain_graph=True)
-    pixels = (found * (images.detach() - vit.mean)).sum(dim=1).abs()  # what is seen is (images - mean) / deviation
+    (gradients,) = torch.autograd.grad(_target_logits(logits, classes).sum(), images, retain_graph=True)
+    pixels = (gradients * (images.detach() - vit.mean)).sum(dim=1).abs()  # the ViT's input is (images - mean) / std
     return Relevance(cell_share(pixels, out.grid), logits)
 
 
@@ -94,28 +98,28 @@ KINDS: dict[Kind, Callable[..., Relevance]] = {
 }
 
 
-# ---- from matrices to a row ------------------------------------------------------------------------------------------
+# ---- from attention matrices to the row of CLS -----------------------------------------------------------------------
 
 
-def positive_share(attention: Tensor, gradients: Tensor) -> Tensor:
+def positive_contribution(attention: Tensor, gradients: Tensor) -> Tensor:
     """[B, T, T] from [B, heads, T, T]: the mean over heads of (∇A ⊙ A)⁺ (RobustViT, suppl. eq. 3)."""
     return (gradients * attention).clamp(min=0).mean(dim=1)
 
 
-def accumulated(blocks: Sequence[Tensor]) -> Tensor:
+def accumulate_relevance(blocks: Sequence[Tensor]) -> Tensor:
     """[B, T]: the row of CLS after R ← R + Ā·R from the first block to the last (RobustViT, suppl. eq. 4).
 
-    Only that row of the product (I + Ā_L)…(I + Ā_1) is needed, so it is made from the left: T² per block, not T³.
+    Only this row of the product (I + Ā_L)…(I + Ā_1) is needed, so it is computed from the left: T² per block, not T³.
     """
-    return _row_of_product(blocks, lambda block, row: row + _times(row, block))
+    return _cls_row_of_product(blocks, lambda block, row: row + _times(row, block))
 
 
-def rolled_out(blocks: Sequence[Tensor]) -> Tensor:
+def rollout_row(blocks: Sequence[Tensor]) -> Tensor:
     """[B, T]: the row of CLS in the product of (A + I) / 2 over the blocks."""
-    return _row_of_product(blocks, lambda block, row: (row + _times(row, block)) / 2)
+    return _cls_row_of_product(blocks, lambda block, row: (row + _times(row, block)) / 2)
 
 
-def _row_of_product(blocks: Sequence[Tensor], step: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _cls_row_of_product(blocks: Sequence[Tensor], step: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     last = blocks[-1]
     row = F.one_hot(torch.zeros(len(last), dtype=torch.int64, device=last.device), last.shape[-1]).to(last.dtype)
     with torch.autocast(last.device.type, enabled=False):
@@ -133,41 +137,41 @@ def _patches(row: Tensor, out: ViTOutput) -> Tensor:
     return row[:, -out.patches.shape[1] :].unflatten(1, out.grid)
 
 
-def _chosen(logits: Tensor, classes: Tensor | None) -> Tensor:
-    """[B]: each picture's score of its own class, or of the one it is taken for."""
+def _target_logits(logits: Tensor, classes: Tensor | None) -> Tensor:
+    """[B]: each image's logit of the given class, or of the predicted one."""
     classes = logits.argmax(dim=1) if classes is None else classes
     return logits.gather(1, classes[:, None])[:, 0]
 
 
 def _in_graph(images: Tensor) -> Tensor:
-    """So that there is a graph also where no weight is trained."""
+    """With a gradient, so that there is a graph even if no weight is trained."""
     return images if images.requires_grad else images.detach().requires_grad_()
 
 
-# ---- to look at ------------------------------------------------------------------------------------------------------
+# ---- without a graph, to show ----------------------------------------------------------------------------------------
 
 
 def relevance_map(method: object, images: Tensor, classes: Tensor | None = None, *, kind: Kind = "gae") -> Tensor:
-    """[B, H, W], of a ViT with a head, or of a method that answers from the CLS token of one that sees everything.
+    """[B, H, W], of a ViT with a head, or of a method that predicts from the CLS token of a ViT that sees everything.
 
-    `classes` [B] say what is to be explained; without, what each picture is taken for.
+    `classes` [B] are the classes to explain; by default the predicted ones.
     """
-    vit, read = _reader(method)
+    vit, read = _vit_and_reader(method)
     if kind in ("gae", "gradient") and torch.is_inference_mode_enabled():
-        raise UserError(f"{kind} needs gradients, which torch.inference_mode() forbids; torch.no_grad() does not")
-    at_once = fit_at_once(vit, images)
-    parts = images.split(at_once)
-    of_parts = [None] * len(parts) if classes is None else classes.split(at_once)
+        raise UserError(f"{kind}: needs gradients, which torch.inference_mode() forbids; use torch.no_grad()")
+    count = images_per_pass(vit, images)
+    chunks = images.split(count)
+    targets = [None] * len(chunks) if classes is None else classes.split(count)
     with torch.set_grad_enabled(kind in ("gae", "gradient")):
-        pairs = zip(parts, of_parts, strict=True)
-        return torch.cat([KINDS[kind](vit, some, of, read=read).maps.detach().float() for some, of in pairs])
+        pairs = zip(chunks, targets, strict=True)
+        return torch.cat([KINDS[kind](vit, chunk, target, read=read).maps.detach().float() for chunk, target in pairs])
 
 
 MAPS: dict[Kind, Callable[..., Tensor]] = {kind: partial(relevance_map, kind=kind) for kind in KINDS}
 
 
-def can_be_explained(method: object) -> bool:
-    """Whether it answers from everything, through the CLS token of one ViT: then there are maps of its relevance."""
+def has_relevance_map(method: object) -> bool:
+    """Whether it predicts from the CLS token of one ViT that sees everything, so that `relevance_map` works."""
     vit = _vit_of(method)
     return vit is not None and vit.head is not None
 
@@ -177,38 +181,37 @@ def _vit_of(method: object) -> ViT | None:
     return vit if isinstance(vit, ViT) else None
 
 
-def _reader(method: object) -> tuple[ViT, Read]:
+def _vit_and_reader(method: object) -> tuple[ViT, ReadLogits]:
     vit = _vit_of(method)
     if vit is None or vit.head is None:
         raise UserError(
-            f"{type(method).__name__}: no relevance map, since it does not answer from everything through one CLS "
-            "token; erm, groupdro, jtt, cvar, lff, probe, dfr, zs, robustvit, rrr, gradmask and masktune do"
+            f"{type(method).__name__}: has no relevance map, because it does not predict from the CLS token of a ViT "
+            "that sees everything; "
+            "erm, groupdro, jtt, cvar, lff, probe, dfr, zs, robustvit, rrr, gradmask and masktune do"
         )
-    answer = getattr(method, "answer", None)  # CLIP's compares its token with words
-    return vit, own_scores if answer is None else lambda out: answer(out.cls)
+    logits_of = getattr(method, "logits_of", None)  # CLIP compares its CLS token with text embeddings
+    return vit, vit_logits if logits_of is None else lambda out: logits_of(out.cls)
 
 
-def fit_at_once(vit: ViT, images: Tensor) -> int:
-    """How many of such pictures are explained in one go."""
+def images_per_pass(vit: ViT, images: Tensor) -> int:
+    """How many images are explained in one pass."""
     H, W = vit.grid(images)
-    return max(1, MOST_BYTES // (4 * 4 * vit.config.depth * vit.config.heads * (vit.prefix + H * W) ** 2))
+    return max(1, MAX_BYTES // (4 * 4 * vit.config.depth * vit.config.heads * (vit.prefix + H * W) ** 2))
 
 
 class RelevanceSight(nn.Module):
-    """Keeps the patches that an answer relies on: the `share` that is most relevant, or all above the mean."""
+    """Keeps the most relevant patches: a `share` of them, or all above the mean."""
 
     def __init__(self, method: nn.Module, kind: Kind = "gae", share: float | None = None):
         super().__init__()
-        _reader(method)  # or it says so now
+        _vit_and_reader(method)  # raises an error if it has no relevance map
         self.method, self.kind, self.share = method, kind, share
 
     def look(self, images: Tensor) -> Sight:
         maps = relevance_map(self.method, images, kind=self.kind)
         if self.share is None:
             return Sight(keep=maps > maps.mean(dim=(1, 2), keepdim=True))
-        best = maps.flatten(1).topk(max(1, round(self.share * maps[0].numel())), dim=1).indices
-        keep = torch.zeros_like(maps.flatten(1), dtype=torch.bool).scatter(1, best, True)
-        return Sight(keep=keep.view_as(maps))
+        return Sight(keep=keep_highest(maps, self.share))
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return {self.kind: relevance_map(self.method, images, kind=self.kind)}

@@ -1,6 +1,7 @@
 """Masks without training: from a self-supervised ViT's keys (FOUND, TokenCut), or from a saliency network (U2-Net).
 
-The first two never saw a mask. U2-Net learnt from masks that people drew: its figures are those of a supervised method.
+The first two are unsupervised. U2-Net was trained on annotated masks, so results with it are those of a supervised
+method.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..sight import Sight
 from ..vit.model import IMAGENET_MEAN, IMAGENET_STD, ViT
+from .attention import min_max_scale
 
 TINY = 1e-10
 
@@ -24,27 +26,26 @@ TINY = 1e-10
 
 
 def coarse_found(keys: Tensor, attention: Tensor, grid: tuple[int, int]) -> Tensor:
-    """[B, H, W] in [-1, 1]: how unlike the background each patch is (FOUND, Siméoni et al. 2023, sec. 3.2).
+    """[B, H, W] in [-1, 1]: the dissimilarity of each patch to the background (FOUND, Siméoni et al. 2023, sec. 3.2).
 
-    `keys` [B, heads, N, d] and the patches' share of CLS `attention` [B, heads, N] are of the last block. The patch
-    that CLS attends to least is background; heads that attend to few patches count for more, in finding it as in
-    comparing the others with it.
+    `keys` [B, heads, N, d] and CLS `attention` on patches [B, heads, N] are of the last block. The patch with the
+    lowest attention is the background seed; sparse heads have larger weights, both for the seed and for the similarity.
     """
     above = attention > attention.mean(dim=(1, 2), keepdim=True)
-    busy = above.float().mean(dim=2)  # [B, heads]
-    weights = torch.log((busy + TINY).sum(dim=1, keepdim=True) / (busy + TINY))
+    density = above.float().mean(dim=2)  # [B, heads]
+    weights = torch.log((density + TINY).sum(dim=1, keepdim=True) / (density + TINY))
     seed = (attention * weights[..., None]).sum(dim=1).argmin(dim=1)
-    patches = F.normalize(_joined(keys * weights[..., None, None]), dim=-1)
+    patches = F.normalize(_concatenate_heads(keys * weights[..., None, None]), dim=-1)
     background = patches[torch.arange(len(patches), device=seed.device), seed]
     return -torch.einsum("bnd,bd->bn", patches, background).unflatten(1, grid)
 
 
 class Found(nn.Module):
-    """Keeps the patches that are not `alike` the background: the coarse step of FOUND, without its trained head.
+    """Keeps the patches whose similarity to the background is at most `alike`: the coarse step of FOUND, without its
+    trained head.
 
-    The paper's 0.3 goes with a DINO ViT-S/8. The keys of other models are less alike: on 100 training photographs of
-    CUB with our ViT-S/16, 0.3 left half of the picture as foreground (IoU .34 on the patch grid), and 0, where alike
-    turns into unlike, a quarter (.42).
+    The paper's threshold of 0.3 is for a DINO ViT-S/8. The keys of other models are less similar: on 100 training
+    images of CUB with our ViT-S/16, 0.3 keeps half of the image (IoU .34 on the patch grid) and 0 a quarter (.42).
     """
 
     def __init__(self, vit: ViT, alike: float = 0.0):
@@ -52,15 +53,15 @@ class Found(nn.Module):
         self.vit, self.alike = vit, alike
 
     def look(self, images: Tensor) -> Sight:
-        return Sight(keep=self._unlike(images) >= -self.alike)
+        return Sight(keep=self._dissimilarity(images) >= -self.alike)
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
-        return {"unlike background": (1 + self._unlike(images)) / 2}
+        return {"unlike background": (1 + self._dissimilarity(images)) / 2}
 
     def extra_repr(self) -> str:
         return f"alike={self.alike}"
 
-    def _unlike(self, images: Tensor) -> Tensor:
+    def _dissimilarity(self, images: Tensor) -> Tensor:
         out = self.vit(images, keys=[-1], cls_attention=[-1])
         return coarse_found(out.keys[:, 0].float(), out.cls_attention[:, 0, :, self.vit.prefix :].float(), out.grid)
 
@@ -69,38 +70,39 @@ class Found(nn.Module):
 
 
 def tokencut(keys: Tensor, grid: tuple[int, int], *, alike: float = 0.2) -> tuple[Tensor, Tensor]:
-    """The normalised cut of the patches in two: the eigenvector [B, H, W] and the foreground, bool [B, H, W].
+    """The normalised cut of the patch graph: the eigenvector [B, H, W] and the foreground, bool [B, H, W].
 
-    TokenCut (Wang et al. 2022, sec. 3.2): patches are joined where the cosine of their `keys` [B, heads, N, d] is above
-    `alike`; the second smallest solution of (D - E) x = λ D x is cut at its mean. Foreground is the side with the
-    largest absolute value, and of it the connected piece with that patch.
+    TokenCut (Wang et al. 2022, sec. 3.2): patches are connected where the cosine of their `keys` [B, heads, N, d] is
+    above `alike`; the eigenvector of the second smallest eigenvalue of (D - E) x = λ D x is cut at its mean. The
+    foreground is the side with the largest absolute value, restricted to the connected component of that patch.
     """
-    values = second_eigenvector(_joined(keys), alike)
+    values = second_eigenvector(_concatenate_heads(keys), alike)
     seed = values.abs().argmax(dim=1)
     at = torch.arange(len(values), device=values.device)
     values = values * torch.where(values[at, seed] > values.mean(dim=1), 1.0, -1.0)[:, None]
     side = values > values.mean(dim=1, keepdim=True)
-    return values.unflatten(1, grid).to(keys.dtype), piece_with(side.unflatten(1, grid), seed)
+    return values.unflatten(1, grid).to(keys.dtype), component_with(side.unflatten(1, grid), seed)
 
 
 def second_eigenvector(patches: Tensor, alike: float, weak: float = 1e-5) -> Tensor:
-    """[B, N], in double precision: unconnected pieces would make it ambiguous but for `weak` edges between all."""
+    """[B, N], in double precision; `weak` edges between all patches keep it unique if the graph is disconnected."""
     patches = F.normalize(patches.double(), dim=-1)
     edges = torch.where(patches @ patches.mT > alike, 1.0, weak).to(patches.dtype)
     scale = edges.sum(dim=2).rsqrt()
-    # D^-1/2 (D - E) D^-1/2 is symmetric and has the same eigenvalues; its vectors are D^1/2 times those wanted.
+    # D^-1/2 (D - E) D^-1/2 is symmetric with the same eigenvalues; its eigenvectors are D^1/2 times the wanted ones.
     similar = scale[:, :, None] * edges * scale[:, None]
     _, vectors = torch.linalg.eigh(torch.eye(similar.shape[1], dtype=similar.dtype, device=similar.device) - similar)
     return vectors[:, :, 1] * scale
 
 
-def piece_with(keep: Tensor, seed: Tensor) -> Tensor:
-    """Of each mask [B, H, W] the piece, connected by edges, that holds patch number `seed` [B]."""
+def component_with(keep: Tensor, seed: Tensor) -> Tensor:
+    """The connected component (4-neighbours) of each mask [B, H, W] that contains patch number `seed` [B]."""
     from scipy.ndimage import label
 
-    pieces = np.stack([label(one)[0] for one in keep.cpu().numpy()])
-    number = np.take_along_axis(pieces.reshape(len(pieces), -1), seed.cpu().numpy()[:, None], axis=1)[:, :, None]
-    return torch.from_numpy((pieces == number) & (pieces > 0)).to(keep.device)
+    components = np.stack([label(mask)[0] for mask in keep.cpu().numpy()])
+    flat = components.reshape(len(components), -1)
+    number = np.take_along_axis(flat, seed.cpu().numpy()[:, None], axis=1)[:, :, None]
+    return torch.from_numpy((components == number) & (components > 0)).to(keep.device)
 
 
 class TokenCut(nn.Module):
@@ -114,7 +116,7 @@ class TokenCut(nn.Module):
         return Sight(keep=self._cut(images)[1])
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
-        return {"cut": _stretched(self._cut(images)[0])}
+        return {"cut": min_max_scale(self._cut(images)[0], (1, 2))}
 
     def extra_repr(self) -> str:
         return f"alike={self.alike}"
@@ -128,10 +130,10 @@ class TokenCut(nn.Module):
 
 
 class U2Net(nn.Module):
-    """Keeps the pixels that a saliency network finds salient (U²-Net, Qin et al. 2020), from its ONNX file.
+    """Keeps the salient pixels of a saliency network (U²-Net, Qin et al. 2020), run from its ONNX file.
 
-    The network ends in a sigmoid that was trained with cross-entropy, so at one half foreground is as likely as
-    background; stretching its map to [0, 1], as published, moves that a little and makes sure that something is kept.
+    The output is a sigmoid trained with cross-entropy, so 0.5 is the natural threshold; scaling its map to [0, 1], as
+    published, shifts that a little and ensures that something is kept.
     """
 
     SIDE = 320
@@ -158,8 +160,10 @@ class U2Net(nn.Module):
         mean, std = (pixels.new_tensor(numbers).view(3, 1, 1) for numbers in (IMAGENET_MEAN, IMAGENET_STD))
         name = self.session.get_inputs()[0].name
         inputs = ((pixels - mean) / std).cpu().numpy()
-        fused = [self.session.run(None, {name: one[None]})[0] for one in inputs]  # the file is for one picture at once
-        salience = _stretched(torch.from_numpy(np.concatenate(fused)[:, 0]))
+        fused = [
+            self.session.run(None, {name: image[None]})[0] for image in inputs
+        ]  # the network takes one image at a time
+        salience = min_max_scale(torch.from_numpy(np.concatenate(fused)[:, 0]), (1, 2))
         return F.interpolate(salience[:, None], images.shape[-2:], mode="bilinear")[:, 0].to(images.device)
 
 
@@ -167,18 +171,20 @@ def _open_onnx(path: Path):
     try:
         import onnxruntime
     except ImportError:
-        raise UserError("U2-Net needs onnxruntime: pip install 'sightline[saliency]'") from None
+        raise UserError("--masks u2net: needs onnxruntime; pip install 'sightline[saliency]'") from None
     if not path.is_file():
         raise UserError(f"{path}: no such file; give U2-Net's weights as an ONNX file")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has its own errors, which differ between versions
+    except Exception as error:  # onnxruntime's own error classes differ between versions
         raise UserError(f"{path}: not an ONNX file that onnxruntime can read ({_first_line(error)})") from error
     shape = session.get_inputs()[0].shape
     if shape[1:] != [3, U2Net.SIDE, U2Net.SIDE]:
-        raise UserError(f"{path}: takes {shape}, not pictures [1, 3, {U2Net.SIDE}, {U2Net.SIDE}]; is it U2-Net?")
+        raise UserError(
+            f"{path}: takes inputs {shape}, not [1, 3, {U2Net.SIDE}, {U2Net.SIDE}]; give U2-Net as an ONNX file"
+        )
     return session
 
 
@@ -186,15 +192,6 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-# ---- both ------------------------------------------------------------------------------------------------------------
-
-
-def _joined(keys: Tensor) -> Tensor:
+def _concatenate_heads(keys: Tensor) -> Tensor:
     """[B, heads, N, d] -> [B, N, heads·d]."""
     return keys.transpose(1, 2).flatten(2)
-
-
-def _stretched(maps: Tensor) -> Tensor:
-    """To [0, 1] each; a map without any difference becomes 0."""
-    low, high = maps.amin(dim=(1, 2), keepdim=True), maps.amax(dim=(1, 2), keepdim=True)
-    return (maps - low) / (high - low).clamp(min=torch.finfo(maps.dtype).tiny ** 0.5)

@@ -1,4 +1,4 @@
-"""The Waterbirds benchmark: its rows, and its table from run folders without weights."""
+"""The waterbirds study: its rows, and its table from run folders without weights."""
 
 import contextlib
 import json
@@ -16,10 +16,16 @@ from sightline.metrics.predictions import Predictions
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import waterbirds
-from waterbirds import Waterbirds, command_of, jobs_of
-from waterbirds_results import answers_of, as_markdown, pack, paired, result_of, show
-from waterbirds_rows import (
+import claims
+import lanes
+import run
+import stages
+from evidence import predictions_of
+from options import Benchmark
+from packing import pack_all, unpack_all
+from rows import folder_of, folders_of
+from rows.waterbirds import (
+    EXACT,
     HEADLINE,
     PAIRS,
     PAPERS_ROWS,
@@ -28,21 +34,25 @@ from waterbirds_rows import (
     SHIFT_ROWS,
     TRUE,
     TRUE_PIXELS,
-    folder_of,
-    folders_of,
+    rows_of,
 )
-
-import claims
-import lanes
+from study import Context, command_of
+from tables import as_markdown, paired, result_of, show
+from verdicts import HOLDS, NOT_RUN
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", ROWS)
+def context(tmp_path: Path, **files: str) -> Context:
+    return Context({"birds": tmp_path}, files, tmp_path / "runs", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("row", rows_of("birds", seeds=(2,), every=True), ids=lambda row: row.name)
 def test_every_row_is_a_command_that_is_understood(row, tmp_path):
-    config = Waterbirds(tmp_path, "random:nano", tmp_path / "runs", only=(row,), self_supervised="a", u2net="b")
-    command = command_of(config, row, 2)
-    assert (command.seed, command.folder, command.resume) == (2, folder_of(config.runs, row, 2), True)
+    here = context(tmp_path, TI="random:nano", SELF="a", U2NET="b")
+    command = command_of(here, row)
+    assert (command.seed, command.folder, command.resume) == (2, here.folder(row), True)
+    assert command.backbone == "random:nano"
 
 
 def test_rows_do_not_share_folders_and_tables_do_not_contradict_each_other(tmp_path):
@@ -52,49 +62,37 @@ def test_rows_do_not_share_folders_and_tables_do_not_contradict_each_other(tmp_p
 
 
 def test_every_first_seed_comes_before_any_second_one_and_the_probe_last(tmp_path):
-    jobs = jobs_of(Waterbirds(tmp_path, seeds=(5, 7), only=("probe", "ERM", "iFAM K=4", "iFAM K=4, soft")))
-    assert jobs == [
-        ("ERM", 5),
-        ("iFAM K=4", 5),
-        ("iFAM K=4, soft", 5),
-        ("ERM", 7),
-        ("iFAM K=4", 7),
-        ("iFAM K=4, soft", 7),
+    asked = Benchmark("waterbirds", rows=("probe", "ERM", "iFAM K=4", "iFAM K=4, soft"), seeds=(5, 7))
+    every = [row for row, _ in stages.waterbirds_stage(asked, context(tmp_path)) if run.is_wanted(asked, row)]
+    assert [(row.name, row.seed) for row in every] == [
+        ("ERM", 5), ("iFAM K=4", 5), ("iFAM K=4, soft", 5), ("ERM", 7), ("iFAM K=4", 7), ("iFAM K=4, soft", 7),
         ("probe", 5),
-    ]
+    ]  # fmt: skip
 
 
 def test_what_is_not_understood_or_not_given_is_a_users_error(tmp_path):
-    rows = tmp_path / "rows.json"
-    rows.write_text(
+    file = tmp_path / "rows.json"
+    file.write_text(
         json.dumps({"odd": "erm --nonsense 3", "none": "astrology", "found": "early-mask --masks found:SELF"})
     )
-    config = Waterbirds(tmp_path, "random:nano", tmp_path / "runs", rows=rows)
-    for row, why in (("odd", "not understood"), ("none", "no method 'astrology'"), ("found", "--self-supervised")):
+    errors = ("not understood", "no method 'astrology'", "needs --backbones SELF=FILE")
+    for row, why in zip(rows_of("birds", seeds=(0,), file=file), errors, strict=True):
         with pytest.raises(UserError, match=why):
-            command_of(config, row, 0)
-    with pytest.raises(UserError, match="'iFAM K=5'"):
-        jobs_of(Waterbirds(tmp_path, only=("iFAM K=5",)))
+            command_of(context(tmp_path, TI="random:nano"), row)
+    with pytest.raises(UserError, match="NAME=PATH"):
+        run.context_of(Benchmark("a2", backbones=("sightline-nano",)))
+    with pytest.raises(UserError, match="the sets of relevance are birds"):
+        run.context_of(Benchmark("relevance", data=("waterbirds=there",)))
+    with pytest.raises(UserError, match="--table astrology"):
+        rows_of("birds", "astrology")
 
 
-@pytest.mark.parametrize(
-    ("line", "flag"), [("ifam --where SELF", "where"), ("early-mask --masks found:SELF", "masks")], ids=["all", "end"]
-)
-def test_the_self_supervised_backbone_is_put_where_a_row_names_it(line, flag, tmp_path):
-    rows = tmp_path / "rows.json"
-    rows.write_text(json.dumps({"a": line}))
-    command = command_of(Waterbirds(tmp_path, "random:nano", tmp_path, rows=rows, self_supervised="dir/SELF.x"), "a", 0)
-    assert getattr(command, flag) == line.split()[-1].replace("SELF", "dir/SELF.x")
-    with pytest.raises(UserError, match="--self-supervised"):
-        command_of(Waterbirds(tmp_path, "random:nano", tmp_path, rows=rows), "a", 0)
-
-
-def test_of_shifts_there_is_one_seed_and_every_row_learns_as_long(tmp_path):
-    assert jobs_of(Waterbirds(tmp_path, table="shifts")) == [(row, 0) for row in SHIFT_ROWS]
-    more = jobs_of(Waterbirds(tmp_path, table="shifts", seeds=(0, 3)))
+def test_of_shifts_there_is_one_seed_and_every_row_trains_as_long(tmp_path):
+    assert [(row.name, row.seed) for row in rows_of("o2o", "shifts")] == [(row, 0) for row in SHIFT_ROWS]
+    more = [(row.name, row.seed) for row in rows_of("birds", "shifts", seeds=(0, 3))]
     assert more[len(SHIFT_ROWS) :] == [(row, 3) for row in SHIFT_ROWS if row in HEADLINE] != []
-    config = Waterbirds(tmp_path, "random:nano", tmp_path, table="shifts")
-    assert {command_of(config, row, 0).epochs for row in SHIFT_ROWS} == {30}
+    here = context(tmp_path, TI="random:nano")
+    assert {command_of(here, row).epochs for row in rows_of("birds", "shifts")} == {30}
 
 
 # ---- a whole table ---------------------------------------------------------------------------------------------------
@@ -103,7 +101,7 @@ BRIEF = "--epochs 1 --batch 16"
 TINY = {
     "ERM": f"erm {BRIEF}",
     "early mask, true": f"early-mask {BRIEF}",
-    "early mask, true, pixels": f"early-mask {BRIEF} --pixels --at-least 0.1",
+    "early mask, true, pixels": f"early-mask {BRIEF} {EXACT}",
     "late mask, true": f"late-mask {BRIEF}",
 }
 
@@ -115,48 +113,45 @@ def made(tmp_path_factory):
     write_toy(home / "toy", train=32, val=16, test=32, size=32)
     (home / "rows.json").write_text(json.dumps(TINY))
     common = ["--parallel", 1, "--workers", 0, "--device", "cpu", "--splits", "test", "--seeds", 0]
+    data = ["--data", f"birds={home / 'toy'}", "--cache", home / "cache"]
     with pytest.MonkeyPatch.context() as patch, (home / "said").open("w") as said, contextlib.redirect_stdout(said):
-        patch.setattr(lanes, "one_process", lambda: ThreadPoolExecutor(1))
-        script(home, home / "toy", "--backbone", "random:nano", "--precision", "fp32", "--no-measure", *common)
-        script(home, home / "toy", "--no-train", *common)
-        script(home, "nowhere", "--collect", "--pack", home / "parcels", *common)
-    for parcel in (home / "parcels").iterdir():
-        with tarfile.open(parcel) as file:
-            file.extractall(home / "copy", filter="data")
+        patch.setattr(lanes, "new_process", lambda: ThreadPoolExecutor(1))
+        script(home, *data, "--backbones", "TI=random:nano", "--precision", "fp32", "--no-measure", *common)
+        script(home, *data, "--no-train", *common)
+        script(home, "--collect", "--pack", home / "parcels", *common)
+    unpack_all(home / "parcels", home / "copy")
     return home
 
 
 def script(home: Path, *arguments, runs: str = "runs") -> None:
-    given = [*arguments, "--runs", home / runs, "--rows", home / "rows.json"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["waterbirds.py", *map(str, given)])
-        waterbirds.main()
+    given = ["waterbirds", *arguments, "--runs", home / runs, "--rows-file", home / "rows.json"]
+    run.main([*map(str, given)])
 
 
 def test_every_run_is_trained_measured_and_certified(made):
     for row in TINY:
-        (folder,) = folders_of(made / "runs", row, ("val", "test")).values()
+        (folder,) = folders_of(made / "runs" / "birds", row, ("val", "test")).values()
         looks = row != "ERM"
         for name in ("localization.json", "localization/test.csv", "shape/test.csv", "certificate.json"):
             assert (folder / name).exists() == looks, (row, name)
 
 
 def test_training_and_measuring_say_how_long_each_step_took_and_share_the_decoded_pictures(made):
-    said = [json.loads(line) for line in (made / "said").read_text().splitlines() if line.startswith('{"row"')]
+    said = [json.loads(line) for line in (made / "said").read_text().splitlines() if line.startswith('{"set"')]
     assert [(line["row"], list(line["seconds"])) for line in said] == [
         *((row, ["training"]) for row in TINY),
         *((row, ["localize", "shape", "certify"]) for row in TINY if row != "ERM"),
     ]
-    decoded = (made / "runs" / "cache").glob("decoded-*.bin")
+    decoded = (made / "cache").glob("decoded-*.bin")
     assert len(list(decoded)) == 4  # train as it is augmented, and every split as it is measured
 
 
 def test_parcels_hold_whole_runs_without_weights_and_no_more_than_they_may(made, tmp_path):
-    folders = [folder_of(made / "runs", row, 0) for row in TINY]
-    (whole,) = pack(folders, tmp_path)
-    most = int(0.6 * whole.stat().st_size)
-    parcels = pack(folders, tmp_path, most)
-    assert sorted(tmp_path.iterdir()) == parcels
+    folders = [folder_of(made / "runs" / "birds", row, 0) for row in TINY]
+    (whole,) = pack_all(made / "runs", tmp_path)
+    most = int(0.6 * (tmp_path / whole["packed"]).stat().st_size)
+    parcels = [tmp_path / one["packed"] for one in pack_all(made / "runs", tmp_path, most=most)]
+    assert sorted(tmp_path.iterdir()) == sorted(parcels)
     assert len(parcels) > 1
     assert all(parcel.stat().st_size <= most for parcel in parcels)
     held = []
@@ -166,13 +161,13 @@ def test_parcels_hold_whole_runs_without_weights_and_no_more_than_they_may(made,
     assert len(held) == len(set(held))
     assert {name.split("/")[0] for name in held} == {folder.name for folder in folders}
     assert {Path(name).suffix for name in held} == {".json", ".jsonl", ".csv"}
-    (one,) = pack(folders[:1], tmp_path)
-    assert list(tmp_path.iterdir()) == [one]
+    (one,) = pack_all(made / "runs", tmp_path)
+    assert list(tmp_path.iterdir()) == [tmp_path / one["packed"]]
 
 
 def test_the_table_is_made_from_copies_without_weights_or_data(made, capsys, tmp_path):
     out = tmp_path / "table.json"
-    script(made, "nowhere", "--splits", "test", "--collect", "--markdown", "--out", out, runs="copy")
+    script(made, "--splits", "test", "--collect", "--markdown", "--out", out, runs="copy")
     said, content = capsys.readouterr().out, json.loads(out.read_text())
     assert "| early mask, true, pixels | 1 |" in said
     assert [found["row"] for found in content["rows"]] == list(TINY)
@@ -187,8 +182,8 @@ def test_the_table_is_made_from_copies_without_weights_or_data(made, capsys, tmp
 
 @pytest.fixture
 def many_kinds(tmp_path):
-    """Answers to pictures of 20 kinds, each original and swapped: one row is wrong on the first kind and half of what
-    is swapped, the other on the first kind only."""
+    """Of images of 20 kinds, each original and swapped: one row is wrong on the first kind and half of what is swapped,
+    the other on the first kind only."""
     kinds = tuple(f"kind {k}" for k in range(20))
     groups = tuple(f"{kind}/{how}" for kind in kinds for how in ("original", "swapped"))
     of = np.repeat(np.arange(40), 4)
@@ -197,14 +192,14 @@ def many_kinds(tmp_path):
         wrong = (of < 2) | ((of % 2 == 1) & (np.arange(160) % 2 == 1) & (row == TRUE))
         logits = np.random.default_rng(0).normal(size=(160, 20))
         logits[np.arange(160), (of // 2 + wrong) % 20] += 20
-        folder = folder_of(tmp_path / "runs", row, 0)
+        folder = folder_of(tmp_path / "runs" / "cub", row, 0)
         (folder / "predictions").mkdir(parents=True)
         images = [f"{name}.jpg" for name in range(160)]
         answers = Predictions.from_logits(images, of // 2, logits, kinds, of, groups)
         answers.save_csv(folder / "predictions" / "test.csv")
         (folder / "run.json").write_text(json.dumps(facts))
         (folder / "metrics.json").write_text("{}")
-    return tmp_path / "runs"
+    return tmp_path / "runs" / "cub"
 
 
 def test_of_many_groups_the_table_and_the_differences_are_of_attributes(many_kinds, capsys):
@@ -223,10 +218,9 @@ def test_of_many_groups_the_table_and_the_differences_are_of_attributes(many_kin
 
 def test_parcels_of_many_classes_round_probabilities_and_nothing_else(many_kinds, tmp_path):
     folder = folder_of(many_kinds, "early mask, true", 0)
-    (parcel,) = pack([folder], tmp_path / "parcels")
-    with tarfile.open(parcel) as file:
-        file.extractall(tmp_path / "copy", filter="data")
-    whole, short = (answers_of([where], "test")[0] for where in (folder, tmp_path / "copy" / folder.name))
+    list(pack_all(many_kinds.parent, tmp_path / "parcels"))
+    unpack_all(tmp_path / "parcels", tmp_path / "copy")
+    whole, short = (predictions_of([at], "test")[0] for at in (folder, tmp_path / "copy" / "cub" / folder.name))
     assert (short.images, short.predicted.tolist()) == (whole.images, whole.predicted.tolist())
     np.testing.assert_allclose(short.probabilities, whole.probabilities, atol=5e-4)
     assert (short.probabilities != whole.probabilities).any()
@@ -234,17 +228,17 @@ def test_parcels_of_many_classes_round_probabilities_and_nothing_else(many_kinds
 
 def test_claims_are_held_against_copies_without_weights_or_data(made, monkeypatch, tmp_path):
     out = tmp_path / "claims.json"
-    given = [made / "copy", "--read-only", "--only", "F1", "F2", "B1", "B3", "--out", out]
+    given = ["waterbirds", made / "copy", "--read-only", "--only", "F1", "F2", "B1", "B3", "--out", out]
     monkeypatch.setattr(sys, "argv", ["claims.py", *map(str, given)])
     claims.main()
     verdicts = {
         test["test"]: test["verdict"]
         for claim in json.loads(out.read_text())["claims"]
         for test in claim["tests"]
-        if test["verdict"] != claims.NOT_RUN
+        if test["verdict"] != NOT_RUN
     }
-    assert verdicts["verify says 'blind' of trained runs"] == claims.HOLDS
-    assert verdicts["verify says 'leaks' of trained runs"] == claims.HOLDS
+    assert verdicts["verify says 'blind' of trained runs"] == HOLDS
+    assert verdicts["verify says 'leaks' of trained runs"] == HOLDS
     for test in (
         "worst group: early mask, true − late mask, true",
         "worst group: early mask, true, pixels − early mask, true",
@@ -255,11 +249,12 @@ def test_claims_are_held_against_copies_without_weights_or_data(made, monkeypatc
 
 def test_what_is_finished_is_not_done_again_and_what_is_lacking_is(made, capsys, monkeypatch):
     begun = []
-    monkeypatch.setattr(waterbirds, "one", lambda _, row, seed: begun.append(row) or {"row": row})
-    monkeypatch.setattr(lanes, "one_process", lambda: ThreadPoolExecutor(1))
-    shape = folder_of(made / "runs", "early mask, true", 0) / "shape" / "test.csv"
+    monkeypatch.setattr(run, "run_row", lambda _, row, *__: begun.append(row.name) or row.about)
+    monkeypatch.setattr(lanes, "new_process", lambda: ThreadPoolExecutor(1))
+    shape = folder_of(made / "runs" / "birds", "early mask, true", 0) / "shape" / "test.csv"
     shape.rename(shape.with_suffix(".away"))
-    script(made, made / "toy", "--backbone", "random:nano", "--splits", "test", "--seeds", 0, "--parallel", 1)
+    data = ("--data", f"birds={made / 'toy'}", "--backbones", "TI=random:nano")
+    script(made, *data, "--splits", "test", "--seeds", 0, "--parallel", 1)
     shape.with_suffix(".away").rename(shape)
     assert begun == ["early mask, true"]
     assert "missing: early mask, true, seed 0: shape/test.csv" in capsys.readouterr().out

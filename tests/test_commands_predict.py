@@ -1,4 +1,4 @@
-"""Answers for new pictures, and runs side by side, as a user types it."""
+"""`predict` and `compare` as a user types them."""
 
 import csv
 import json
@@ -32,10 +32,10 @@ def test_predict_without_labels(runs, toy, tmp_path):
     code, _, _ = typed("predict", runs / "probe", toy / "test", "--device", "cpu", "--out", tmp_path / "p.json")
     assert len(json.loads((tmp_path / "p.json").read_text())) == 48
     code, _, err = typed("predict", runs / "probe", toy / "test", "--device", "cpu", "--overlay", tmp_path / "o")
-    assert (code, "sees the whole picture" in err) == (2, True)
+    assert (code, "sees the whole image" in err) == (2, True)
 
 
-def test_predict_answers_what_a_table_lists(runs, toy, tmp_path):
+def test_predict_takes_the_images_listed_in_a_table(runs, toy, tmp_path):
     with (toy / "rows.csv").open(newline="") as file:
         listed = [row["image"] for row in csv.DictReader(file)]
     code, out, err = typed("predict", runs / "probe", toy, "--device", "cpu")
@@ -48,43 +48,43 @@ def test_predict_answers_what_a_table_lists(runs, toy, tmp_path):
     (tmp_path / "new.csv").write_text("image,taken\nzero.png,may\nbirds.zip/one.png,june\n")
     code, few, err = typed("predict", runs / "probe", tmp_path / "new.csv", "--device", "cpu")
     assert code == 0, err
-    answers = list(csv.DictReader(few.splitlines()))
-    assert [row.pop("image") for row in answers] == [f"{tmp_path}/zero.png", f"{tmp_path}/birds.zip/one.png"]
-    for one, other in zip(answers, csv.DictReader(out.splitlines()), strict=False):
+    predictions = list(csv.DictReader(few.splitlines()))
+    assert [row.pop("image") for row in predictions] == [f"{tmp_path}/zero.png", f"{tmp_path}/birds.zip/one.png"]
+    for one, other in zip(predictions, csv.DictReader(out.splitlines()), strict=False):
         assert one["predicted"] == other["predicted"]
         assert float(one["p_duck"]) == pytest.approx(float(other["p_duck"]), abs=1e-5)
 
     named = overlay_names([tmp_path / "may/1.png", tmp_path / "june/1.png"], [tmp_path / "new.csv"])
     assert named == [Path("may/1.png"), Path("june/1.png")]
 
-    for text, said in (("image\n", "has no rows"), ("picture\nzero.png\n", "new.csv:1: no column 'image'")):
+    for text, message in (("image\n", "has no rows"), ("picture\nzero.png\n", "new.csv:1: no column 'image'")):
         (tmp_path / "new.csv").write_text(text)
         code, _, err = typed("predict", runs / "probe", tmp_path / "new.csv", "--device", "cpu")
-        assert (code, said in err) == (2, True), err
+        assert (code, message in err) == (2, True), err
 
 
-def test_predict_replaces_nothing_but_answers(runs, toy, tmp_path):
+def test_predict_overwrites_only_earlier_predictions(runs, toy, tmp_path):
     pictures = toy_pictures(toy, tmp_path / "birds", 2)
     for name, other in (("p.csv", "image,label\na.png,duck\n"), ("p.json", '{"predicted": 1}'), ("q.json", "[1")):
         out = tmp_path / name
         command = ("predict", runs / "probe", pictures, "--device", "cpu", "--out", out)
         for _ in range(2):
-            code, said, err = typed(*command)
-            assert (code, said) == (0, f"The answers are in {out}.\n"), err
+            code, printed, err = typed(*command)
+            assert (code, printed) == (0, f"Predictions: {out}\n"), err
         out.write_text(other)
         code, _, err = typed(*command)
-        assert (code, f"{name}: exists, and does not hold answers" in err) == (2, True), err
+        assert (code, f"{name}: exists, and holds no predictions" in err) == (2, True), err
         assert out.read_text() == other
 
 
-def test_one_damaged_picture_does_not_spoil_the_others(runs, toy, tmp_path):
+def test_damaged_images_are_reported_and_skipped(runs, toy, tmp_path):
     pictures = toy_pictures(toy, tmp_path / "birds", 6)
-    (pictures / "duck" / "broken.png").write_text("no picture")
+    (pictures / "duck" / "broken.png").write_text("not an image")
     out = tmp_path / "new" / "p.csv"
     code, _, err = typed("predict", runs / "probe", pictures, "--device", "cpu", "--batch", 2, "--out", out)
     assert code == 1
-    assert "broken.png: not an image" in err
-    assert "1 of 7 pictures could not be read" in err
+    assert "broken.png: not a readable image" in err
+    assert "1 of 7 images could not be read" in err
     assert len(out.read_text().splitlines()) == 7
 
 
@@ -98,19 +98,20 @@ def test_a_class_may_be_called_like_a_column(runs, toy, tmp_path):
     assert line["predicted"] in ("image", "predicted")
 
 
-def test_overlays_of_equal_names_are_all_kept(runs, toy, tmp_path, monkeypatch):
+def test_overlays_of_images_with_the_same_name_are_all_kept(runs, toy, tmp_path, monkeypatch):
     pictures = toy_pictures(toy, tmp_path / "birds", 4)
     first = min((pictures / "duck").iterdir())
     with Image.open(first) as picture:
         picture.save(first.with_suffix(".bmp"))
     shutil.copy(first, tmp_path / "birds" / "stork" / first.name)
-    whole = Model.predict
+    whole, method = Model.predict, type(load(runs / "probe").method)
+    monkeypatch.setattr(method, "sees_everything", False)
 
-    def narrowed(model, several):
-        """Sees half of every picture, but all of a batch that is just one."""
-        prediction = whole(model, several)
-        keep = torch.ones(len(several), 2, 1, dtype=torch.bool)
-        keep[:, 0] = len(several) == 1
+    def narrowed(model, images):
+        """Sees half of every image, but all of one that is alone in its batch."""
+        prediction = whole(model, images)
+        keep = torch.ones(len(images), 2, 1, dtype=torch.bool)
+        keep[:, 0] = len(images) == 1
         return replace(prediction, sight=Sight(keep=keep))
 
     monkeypatch.setattr(Model, "predict", narrowed)
@@ -124,7 +125,7 @@ def test_overlays_of_equal_names_are_all_kept(runs, toy, tmp_path, monkeypatch):
     assert Path("stork", f"{first.stem}.png") in drawn
 
 
-def test_an_opened_picture_is_answered_like_its_file(runs, tmp_path):
+def test_an_opened_image_is_predicted_like_its_file(runs, tmp_path):
     noise = torch.randint(0, 256, (64, 80, 4), generator=torch.Generator().manual_seed(0)).byte().numpy()
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -134,7 +135,7 @@ def test_an_opened_picture_is_answered_like_its_file(runs, tmp_path):
         assert torch.equal(model.predict(picture).logits, model.predict(tmp_path / "turned.png").logits)
 
 
-def test_runs_are_told_apart_by_what_they_are(runs, tmp_path):
+def test_compare_groups_runs_by_their_settings(runs, tmp_path):
     facts = json.loads((runs / "erm-1" / "run.json").read_text())
     spelled = facts["config"] | {"data": "elsewhere", "save_minutes": 99, "tensorboard": True, "out": "x"}
     twin = copied(runs / "erm-1", tmp_path / "a" / "run", config=spelled)
@@ -153,7 +154,7 @@ def test_runs_are_told_apart_by_what_they_are(runs, tmp_path):
     data = facts["data"] | {"counts": counts, "fingerprint": "other"}
     fewer = copied(runs / "erm-0", tmp_path / "d", data=data)
     _, printed, _ = typed("compare", probe, fewer)
-    assert "trained on different numbers of pictures per group" in printed
+    assert "training group sizes differ between the runs" in printed
 
 
 def test_compare_counts_seeds_as_one_and_pairs_images(runs, tmp_path):
@@ -164,8 +165,8 @@ def test_compare_counts_seeds_as_one_and_pairs_images(runs, tmp_path):
     entries = json.loads((tmp_path / "c.json").read_text())["entries"]
     assert [entry["name"] for entry in entries] == ["probe", "erm-0 and 1 more seed"]
     assert "paired bootstrap" in " ".join(out.split())
-    assert "On the split 'test'" in out
-    assert "note  2 seeds say little" in out
+    assert "Split 'test'" in out
+    assert "note  2 seeds are few" in out
     assert all(entry["metrics"]["adjusted"] and entry["metrics"]["minority_worst_group"] for entry in entries)
     code, _, err = typed("compare", runs / "probe")
     assert (code, "at least two" in err) == (2, True)

@@ -14,19 +14,21 @@ from sightline.metrics.predictions import Predictions
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from claim_figures import Runs, balanced_gain
-from waterbirds_results import mean_over_seeds
-from waterbirds_rows import CONTROLS, OTHER_FILLS, ROWS, TRUE, TRUE_PIXELS, folder_of
-
 import claims
-from claims import CLAIMS, FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED, Beats, Certified, Claim, Proved, TellsLabel
+import verdicts
+from claims_waterbirds import CLAIMS, SET, beats, certified, common_facts, proved, tells_label
+from contrasts import balanced_gain
+from evidence import Evidence, mean_over_seeds
+from rows import folder_of
+from rows.waterbirds import CONTROLS, OTHER_FILLS, ROWS, TRUE, TRUE_PIXELS
+from verdicts import FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED, Claim
 
 GROUPS = ("duck/meadow", "duck/water", "stork/meadow", "stork/water")
 EACH = 500
 
 
-def answers_with(mistakes: int) -> Predictions:
-    """Every group of 500 has so many mistakes: the first ones, so that runs are wrong about the same pictures."""
+def predictions_with(mistakes: int) -> Predictions:
+    """Every group of 500 has so many mistakes: the first ones, so that runs are wrong about the same images."""
     groups = np.repeat(np.arange(4), EACH)
     labels = groups // 2
     wrong = np.tile(np.arange(EACH) < mistakes, 4)
@@ -37,24 +39,24 @@ def answers_with(mistakes: int) -> Predictions:
 
 
 @pytest.fixture
-def runs(tmp_path) -> Runs:
-    return Runs(tmp_path, proof=tmp_path / "proof.json", read_only=True)
+def runs(tmp_path) -> Evidence:
+    return Evidence(tmp_path, proof=tmp_path / "proof.json", read_only=True)
 
 
-def add(runs: Runs, row: str, mistakes: int = 50, seed: int = 0, *, backbone: str = "tiny") -> Path:
-    folder = folder_of(runs.folder, row, seed)
+def add(runs: Evidence, row: str, mistakes: int = 50, seed: int = 0, *, backbone: str = "tiny") -> Path:
+    folder = folder_of(runs.runs / SET, row, seed)
     (folder / "predictions").mkdir(parents=True)
     data = {"group_names": GROUPS, "fingerprint": "f", "path": "somewhere"}
     facts = {"data": data, "backbone": {"file": f"somewhere/{backbone}"}, "selection": {"metric": "balanced"}}
     (folder / "run.json").write_text(json.dumps(facts))
     (folder / "metrics.json").write_text("{}")
-    answers_with(mistakes).save_csv(folder / "predictions" / "test.csv")
+    predictions_with(mistakes).save_csv(folder / "predictions" / "test.csv")
     return folder
 
 
 def add_shape(folder: Path, mistakes: int) -> None:
     (folder / "shape").mkdir()
-    answers_with(mistakes).save_csv(folder / "shape" / "test.csv")
+    predictions_with(mistakes).save_csv(folder / "shape" / "test.csv")
 
 
 def add_iou(folder: Path, values: np.ndarray) -> None:
@@ -90,11 +92,11 @@ def add_certificate(folder: Path, verdict: str) -> None:
 )
 def test_the_interval_of_the_difference_decides(low, high, margin, expected):
     difference = Estimate((low + high) / 2, low, high, 100, "made up", difference=True)
-    assert claims.verdict(difference, margin) == expected
+    assert verdicts.verdict(difference, margin) == expected
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "expected"),
+    ("each", "expected"),
     [
         ([HOLDS, HOLDS], HOLDS),
         ([HOLDS, UNDECIDED], UNDECIDED),
@@ -104,15 +106,15 @@ def test_the_interval_of_the_difference_decides(low, high, margin, expected):
         ([], NOT_RUN),
     ],
 )
-def test_one_failure_refutes_and_only_all_together_confirm(verdicts, expected):
-    assert claims.together(verdicts) == expected
+def test_one_failure_refutes_and_only_all_together_confirm(each, expected):
+    assert verdicts.together(each) == expected
 
 
 @pytest.mark.parametrize(("ours", "theirs", "expected"), [(20, 80, HOLDS), (80, 20, FAILS), (50, 50, UNDECIDED)])
 def test_a_row_beats_another_on_the_same_pictures(runs, ours, theirs, expected):
     add(runs, "iFAM K=8", ours)
     add(runs, "ERM", theirs)
-    found = Beats("iFAM K=8", "ERM").find(runs)
+    found = beats("iFAM K=8", "ERM").find(runs)
     assert found.verdict == expected
     assert found.difference.value == pytest.approx((theirs - ours) / EACH)
     assert found.figures["ERM"].value == pytest.approx(1 - theirs / EACH)
@@ -122,15 +124,15 @@ def test_a_row_beats_another_on_the_same_pictures(runs, ours, theirs, expected):
 def test_within_a_point_is_not_the_same_as_better(runs):
     add(runs, "iFAM K=8", 51)
     add(runs, "early mask, true", 50)
-    assert Beats("iFAM K=8", "early mask, true", margin=-0.06).find(runs).verdict == HOLDS
-    assert Beats("iFAM K=8", "early mask, true").find(runs).verdict == UNDECIDED
+    assert beats("iFAM K=8", "early mask, true", margin=-0.06).find(runs).verdict == HOLDS
+    assert beats("iFAM K=8", "early mask, true").find(runs).verdict == UNDECIDED
 
 
 def test_tests_beside_the_claim_do_not_decide_it(runs):
     for row, mistakes in (("iFAM K=8", 20), ("iFAM K=1", 150), ("ERM", 60)):
         add(runs, row, mistakes)
-    claim = Claim("X", "", "", (Beats("iFAM K=8", "ERM"), Beats("iFAM K=1", "ERM", decides=False)))
-    conclusion, findings = claims.final_evaluation(claim, runs)
+    claim = Claim("X", "", "", (beats("iFAM K=8", "ERM"), beats("iFAM K=1", "ERM", decides=False)))
+    conclusion, findings = verdicts.decide(claim, runs)
     assert (conclusion, [finding.verdict for finding in findings]) == (HOLDS, [HOLDS, FAILS])
 
 
@@ -142,7 +144,7 @@ def test_better_masks_are_seen_in_their_iou_picture_by_picture(runs):
     without = np.random.default_rng(0).uniform(0.1, 0.9, 2000)
     for row, values in (("iFAM K=4", without + 0.01), ("iFAM K=4, no mask gradient", without)):
         add_iou(add(runs, row), values)
-    test = Beats("iFAM K=4", "iFAM K=4, no mask gradient", "grid IoU")
+    test = beats("iFAM K=4", "iFAM K=4, no mask gradient", "grid IoU")
     found = test.find(runs)
     assert found.verdict == HOLDS
     assert found.difference.value == pytest.approx(0.01)
@@ -158,7 +160,7 @@ def test_seeds_that_differ_alike_in_both_rows_do_not_blur_the_difference(runs):
     for seed, shift in enumerate((0.0, 0.2, -0.2)):
         add_iou(add(runs, "iFAM K=4", seed=seed), values + shift + 0.01)
         add_iou(add(runs, "iFAM K=4, no mask gradient", seed=seed), values + shift)
-    test = Beats("iFAM K=4", "iFAM K=4, no mask gradient", "grid IoU")
+    test = beats("iFAM K=4", "iFAM K=4, no mask gradient", "grid IoU")
     assert test.find(runs).verdict == HOLDS
     add_iou(add(runs, "iFAM K=4", seed=3), values)
     assert test.find(runs).verdict == UNDECIDED
@@ -170,7 +172,7 @@ def test_pictures_that_do_not_count_for_one_count_for_none(runs):
         add_iou(folder, np.full(2000, 0.5))
         path = folder / "localization" / "test.csv"
         path.write_text(path.read_text().replace("0.png,0.5", f"0.png,{first}", 1))
-    found = Beats("iFAM K=4", "iFAM K=4, no mask gradient", "grid IoU").find(runs)
+    found = beats("iFAM K=4", "iFAM K=4, no mask gradient", "grid IoU").find(runs)
     assert (found.difference.value, found.difference.n) == (0, 1999)
 
 
@@ -182,13 +184,13 @@ def test_seeds_do_not_make_the_same_pictures_more():
 @pytest.mark.parametrize(("mistakes", "expected"), [(150, HOLDS), (250, UNDECIDED), (350, FAILS)])
 def test_what_the_shape_tells_is_held_against_chance(runs, mistakes, expected):
     add_shape(add(runs, "iFAM K=4"), mistakes)
-    found = TellsLabel("iFAM K=4").find(runs)
+    found = tells_label("iFAM K=4").find(runs)
     assert found.verdict == expected
     assert found.difference.value == pytest.approx(0.5 - mistakes / EACH)
 
 
 def test_shapes_are_compared_picture_by_picture():
-    ours, theirs = [answers_with(100)], [answers_with(110)]
+    ours, theirs = [predictions_with(100)], [predictions_with(110)]
     paired = balanced_gain(ours, theirs)
     assert paired.value == pytest.approx(0.02)
     assert 0 < paired.low < 0.02 < paired.high < 0.04
@@ -205,7 +207,7 @@ def test_shapes_are_compared_picture_by_picture():
 def test_certificates_must_say_what_is_claimed(runs, early, late, expected):
     add_certificate(add(runs, "iFAM K=1"), early)
     add_certificate(add(runs, "late mask, true"), late)
-    tests = Certified("blind", ("iFAM K=1", "iFAM K=4")), Certified("leaks", ("late mask, true",))
+    tests = certified("blind", ("iFAM K=1", "iFAM K=4")), certified("leaks", ("late mask, true",))
     assert tuple(test.find(runs).verdict for test in tests) == expected
 
 
@@ -214,7 +216,7 @@ def test_one_unexpected_case_of_the_proof_refutes_it(runs):
     case = dict.fromkeys(names, "blind") | {"images": 1, "trials": 5, "changed": 0, "as_claimed": True}
     for as_claimed, expected in ((True, HOLDS), (False, FAILS)):
         runs.proof.write_text(json.dumps({"rows": [case, case | {"as_claimed": as_claimed}]}))
-        assert Proved().find(runs).verdict == expected
+        assert proved().find(runs).verdict == expected
 
 
 def test_pixel_exact_sight_must_beat_every_control(runs):
@@ -223,16 +225,16 @@ def test_pixel_exact_sight_must_beat_every_control(runs):
         add(runs, row, 80)
     for row in (TRUE_PIXELS, *OTHER_FILLS[:-1]):
         add(runs, row, 20)
-    assert claims.final_evaluation(claim, runs)[0] == UNDECIDED  # one of its tests was not run
+    assert verdicts.decide(claim, runs)[0] == UNDECIDED  # one of its tests was not run
     noise = add(runs, OTHER_FILLS[-1], 20)
-    assert claims.final_evaluation(claim, runs)[0] == HOLDS
-    answers_with(150).save_csv(noise / "predictions" / "test.csv")
-    assert claims.final_evaluation(claim, runs)[0] == FAILS
+    assert verdicts.decide(claim, runs)[0] == HOLDS
+    predictions_with(150).save_csv(noise / "predictions" / "test.csv")
+    assert verdicts.decide(claim, runs)[0] == FAILS
 
 
 def test_a_certificate_beside_the_claim_does_not_decide_it(runs):
     add_certificate(add(runs, "iFAM K=4, soft"), "blind")
-    found = Certified("refused", ("iFAM K=4, soft",), decides=False).find(runs)
+    found = certified("refused", ("iFAM K=4, soft",), decides=False).find(runs)
     assert (found.verdict, found.decides) == (FAILS, False)
 
 
@@ -242,37 +244,43 @@ def test_a_certificate_beside_the_claim_does_not_decide_it(runs):
 def test_the_seeds_of_a_row_are_its_own(runs):
     for row, seed in (("iFAM K=4", 0), ("iFAM K=4", 10), ("iFAM K=4", 2), ("iFAM K=4, no mask gradient", 0)):
         add(runs, row, seed=seed)
-    assert [folder.name for folder in runs.of("iFAM K=4")] == ["ifam-k-4-0", "ifam-k-4-2", "ifam-k-4-10"]
-    assert [folder.name for folder in runs.of("iFAM K=4, no mask gradient")] == ["ifam-k-4--no-mask-gradient-0"]
+    assert [folder.name for folder in runs.folders(SET, "iFAM K=4").values()] == [
+        "ifam-k-4-0",
+        "ifam-k-4-2",
+        "ifam-k-4-10",
+    ]
+    assert [folder.name for folder in runs.folders(SET, "iFAM K=4, no mask gradient").values()] == [
+        "ifam-k-4--no-mask-gradient-0"
+    ]
 
 
 def test_runs_of_different_backbones_are_not_compared(runs):
     add(runs, "ERM")
-    assert runs.facts()["backbone"] == {"file": "tiny"}
+    assert common_facts(runs)["backbone"] == {"file": "tiny"}
     add(runs, "probe", backbone="huge")
     with pytest.raises(UserError, match="cannot be compared"):
-        runs.facts()
+        common_facts(runs)
 
 
 def test_what_is_not_measured_says_what_to_type(runs):
     add(runs, "iFAM K=4")
     add(runs, "iFAM K=4, no mask gradient")
     for test, command in (
-        (TellsLabel("iFAM K=4"), "sightline shape ifam-k-4-0"),
-        (Certified("blind", ("iFAM K=4",)), "sightline verify ifam-k-4-0"),
-        (Beats("iFAM K=4", "iFAM K=4, no mask gradient", "grid IoU"), "sightline localize ifam-k-4-0"),
+        (tells_label("iFAM K=4"), "sightline shape ifam-k-4-0"),
+        (certified("blind", ("iFAM K=4",)), "sightline verify ifam-k-4-0"),
+        (beats("iFAM K=4", "iFAM K=4, no mask gradient", "grid IoU"), "sightline localize ifam-k-4-0"),
     ):
-        found = claims.find(test, runs)
+        found = verdicts.find(test, runs)
         assert found.verdict == NOT_RUN
         assert command in found.note
 
 
 def test_a_claim_that_cannot_be_tested_says_so(runs):
-    assert claims.final_evaluation(Claim("X", "", "", lacks="CLIP's weights"), runs) == (NOT_TESTABLE, [])
+    assert verdicts.decide(Claim("X", "", "", lacks="CLIP's weights"), runs) == (NOT_TESTABLE, [])
 
 
 def test_every_claim_is_about_rows_that_the_benchmark_trains():
-    assert {row for claim in CLAIMS for test in claim.tests for row in test.rows} <= set(ROWS)
+    assert {row for claim in CLAIMS for _, row in claim.rows()} <= set(ROWS)
     numbers = {"F": 23, "A": 15, "R": 12, "B": 3}
     known = [f"{kind}{number + 1}" for kind, count in numbers.items() for number in range(count)]
     assert [claim.id for claim in CLAIMS] == known
@@ -282,9 +290,9 @@ def test_every_claim_is_about_rows_that_the_benchmark_trains():
 def test_the_script_lists_every_claim_run_or_not(runs, monkeypatch, capsys):
     add(runs, "early mask, true", 20)
     add(runs, "late mask, true", 80)
-    out = runs.folder / "claims.json"
+    out = runs.runs / "claims.json"
     monkeypatch.setenv("COLUMNS", "250")
-    given = [str(runs.folder), "--read-only", "--proof", str(runs.proof), "--out", str(out)]
+    given = ["waterbirds", str(runs.runs), "--read-only", "--proof", str(runs.proof), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["claims.py", *given])
     claims.main()
     found = {claim["id"]: claim for claim in json.loads(out.read_text())["claims"]}
@@ -292,18 +300,14 @@ def test_the_script_lists_every_claim_run_or_not(runs, monkeypatch, capsys):
         claim.id: {"F2": HOLDS, "A15": NOT_TESTABLE}.get(claim.id, NOT_RUN) for claim in CLAIMS
     }
     assert found["A15"]["lacks"] == "no CLIP weights"
-    assert found["F8"]["runs_made_by"] == ""
     assert found["F2"]["recipes"]["late mask, true"] == "late-mask --epochs 14 --lr 5e-5"
-    assert "--only 'early mask, true' 'late mask, true'" in found["F2"]["runs_made_by"]
-    assert "--u2net" in found["F6"]["runs_made_by"]
-    assert str(runs.folder) not in out.read_text()
+    assert str(runs.runs) not in out.read_text()
     said = capsys.readouterr().out
     assert "+12.0 points" in said
-    assert "late mask, true: late-mask --epochs 14 --lr 5e-5" in said
     assert "compare methods with their recipes" in " ".join(said.split())
 
 
 def test_an_unknown_claim_is_refused(runs, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["claims.py", str(runs.folder), "--only", "F99"])
+    monkeypatch.setattr(sys, "argv", ["claims.py", "waterbirds", str(runs.runs), "--only", "F99"])
     with pytest.raises(UserError, match="F99"):
         claims.main()

@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sightline.where.fine import Fine, fine_share, guided, solve3
+from sightline.where.pixels import PixelSettings, pixel_foreground_probability, guided_filter, solve_3x3
 
-SMOOTH = Fine().smooth
+SMOOTH = PixelSettings().edge_variance
 
 
 def drawn(*shape, seed=0, dtype=torch.float32):
@@ -30,11 +30,11 @@ def bilinear(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return along(along(values, size[0]).T, size[1]).T
 
 
-def by_windows(shares: np.ndarray, image: np.ndarray, radius: int, smooth: float, step: int) -> np.ndarray:
+def by_windows(probabilities: np.ndarray, image: np.ndarray, radius: int, smooth: float, step: int) -> np.ndarray:
     """The fast guided filter of one picture [3, h, w], window by window (He and Sun, 2015, algorithm 2)."""
     size = h, w = image.shape[1:]
     small = image.reshape(3, h // step, step, w // step, step).mean(axis=(2, 4))
-    coarse = bilinear(shares, small.shape[1:])
+    coarse = bilinear(probabilities, small.shape[1:])
     r = max(1, round(radius / step))
 
     def window(y, x):
@@ -61,9 +61,9 @@ def by_windows(shares: np.ndarray, image: np.ndarray, radius: int, smooth: float
 )
 @pytest.mark.parametrize("smooth", [SMOOTH, 0.1])
 def test_it_is_the_fast_guided_filter(size, grid, radius, step, smooth):
-    shares, images = drawn(2, *grid, dtype=torch.float64), drawn(2, 3, *size, seed=1, dtype=torch.float64)
-    found = guided(shares, images, radius, smooth)
-    for one, share, image in zip(found, shares, images, strict=True):
+    probabilities, images = drawn(2, *grid, dtype=torch.float64), drawn(2, 3, *size, seed=1, dtype=torch.float64)
+    found = guided_filter(probabilities, images, radius, smooth)
+    for one, share, image in zip(found, probabilities, images, strict=True):
         np.testing.assert_allclose(
             one.numpy(), by_windows(share.numpy(), image.numpy(), radius, smooth, step), atol=1e-9
         )
@@ -75,20 +75,20 @@ def test_single_precision_is_precise_enough(kind):
     blocks = drawn(2, 3, 8, 8, seed=2).repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
     grey = blocks[:, :1].expand(-1, 3, -1, -1)
     images = {"colours": blocks, "greys": grey, "black and white": (grey > 0.5).float()}[kind]
-    shares = drawn(2, 4, 4)
-    precise = guided(shares.double(), images.double(), 16, SMOOTH)
-    assert (guided(shares, images, 16, SMOOTH) - precise).abs().max() < 5e-5
+    probabilities = drawn(2, 4, 4)
+    precise = guided_filter(probabilities.double(), images.double(), 16, SMOOTH)
+    assert (guided_filter(probabilities, images, 16, SMOOTH) - precise).abs().max() < 5e-5
 
 
 @pytest.mark.parametrize("size", [(64, 64), (66, 70), (35, 37)])
 def test_left_and_right_and_up_and_down_are_alike(size):
     """Also where the picture's side is not a multiple of the filter's step."""
-    shares, images = drawn(1, 4, 5), drawn(1, 3, *size, seed=1)
+    probabilities, images = drawn(1, 4, 5), drawn(1, 3, *size, seed=1)
     for way in ([1], [2], [1, 2]):
-        mirrored = guided(shares.flip(way), images.flip([axis + 1 for axis in way]), 8, SMOOTH)
-        torch.testing.assert_close(mirrored, guided(shares, images, 8, SMOOTH).flip(way), atol=1e-4, rtol=0)
-    transposed = guided(shares.mT, images.mT, 8, SMOOTH)
-    torch.testing.assert_close(transposed, guided(shares, images, 8, SMOOTH).mT, atol=1e-4, rtol=0)
+        mirrored = guided_filter(probabilities.flip(way), images.flip([axis + 1 for axis in way]), 8, SMOOTH)
+        torch.testing.assert_close(mirrored, guided_filter(probabilities, images, 8, SMOOTH).flip(way), atol=1e-4, rtol=0)
+    transposed = guided_filter(probabilities.mT, images.mT, 8, SMOOTH)
+    torch.testing.assert_close(transposed, guided_filter(probabilities, images, 8, SMOOTH).mT, atol=1e-4, rtol=0)
 
 
 # ---- what must hold --------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def test_left_and_right_and_up_and_down_are_alike(size):
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("guide", [0, 1, 16])
 def test_equal_shares_stay_equal(share, guide):
-    found = fine_share(torch.full((2, 4, 4), share), drawn(2, 3, 64, 64), Fine(guide=guide))
+    found = pixel_foreground_probability(torch.full((2, 4, 4), share), drawn(2, 3, 64, 64), PixelSettings(guide_radius=guide))
     assert (found - share).abs().max() < 1e-4
 
 
@@ -115,7 +115,7 @@ def test_shares_follow_the_edges_of_the_picture():
     ground, figure = torch.tensor([0.3, 0.5, 0.2])[:, None, None], torch.tensor([0.7, 0.4, 0.3])[:, None, None]
     image = (torch.where(thing, figure, ground) + 0.02 * drawn(3, 96, 96))[None]
     patches = (F.avg_pool2d(thing[None, None].float(), 16)[:, 0] >= 0.5).float()
-    spread, followed = (fine_share(patches, image, Fine(guide=guide))[0] >= 0.5 for guide in (0, 16))
+    spread, followed = (pixel_foreground_probability(patches, image, PixelSettings(guide_radius=guide))[0] >= 0.5 for guide in (0, 16))
     assert overlap(followed, thing) > 0.97 > 0.92 > overlap(spread, thing)
     inner, outer = disc(radius=28), disc(radius=32)
     assert followed[inner].float().mean() > 0.995, "two pixels inside all is kept,"
@@ -126,7 +126,7 @@ def test_a_straight_edge_is_found_to_the_pixel():
     image = torch.zeros(1, 3, 64, 64)
     image[..., 27:] = torch.tensor([0.8, 0.3, 0.1])[:, None, None]
     halves = torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(1, 4, 4)  # the border of patches is at 32
-    kept = fine_share(halves, image, Fine())[0] >= 0.5
+    kept = pixel_foreground_probability(halves, image, PixelSettings())[0] >= 0.5
     first = kept.float().argmax(dim=1)
     assert kept.any(dim=1).all()
     assert (first - 27).abs().max() <= 1
@@ -135,63 +135,63 @@ def test_a_straight_edge_is_found_to_the_pixel():
 
 @pytest.mark.parametrize("colour", [0.0, 0.5, 1.0])
 def test_where_there_is_no_edge_shares_are_spread_smoothly(colour):
-    shares = drawn(2, 4, 4).requires_grad_()
-    found = fine_share(shares, torch.full((2, 3, 64, 64), colour), Fine())
+    probabilities = drawn(2, 4, 4).requires_grad_()
+    found = pixel_foreground_probability(probabilities, torch.full((2, 3, 64, 64), colour), PixelSettings())
     found.sum().backward()
     assert found.isfinite().all()
-    assert shares.grad.isfinite().all()
+    assert probabilities.grad.isfinite().all()
     assert found.diff(dim=1).abs().max() < 0.05
     assert found.diff(dim=2).abs().max() < 0.05
-    assert shares.min() <= found.min()
-    assert found.max() <= shares.max()
+    assert probabilities.min() <= found.min()
+    assert found.max() <= probabilities.max()
 
 
 def test_shares_stay_shares():
     sharp = (drawn(4, 8, 8) > 0.5).float()
-    found = fine_share(sharp, drawn(4, 3, 64, 64, seed=1), Fine())
+    found = pixel_foreground_probability(sharp, drawn(4, 3, 64, 64, seed=1), PixelSettings())
     assert found.min() >= 0
     assert found.max() <= 1
 
 
 def test_a_guide_that_reaches_nowhere_leaves_them_bilinear():
-    shares, images = drawn(2, 4, 5), drawn(2, 3, 64, 80, seed=1)
-    found = fine_share(shares, images, Fine(guide=0))
-    expected = np.stack([bilinear(share.double().numpy(), (64, 80)) for share in shares])
+    probabilities, images = drawn(2, 4, 5), drawn(2, 3, 64, 80, seed=1)
+    found = pixel_foreground_probability(probabilities, images, PixelSettings(guide_radius=0))
+    expected = np.stack([bilinear(share.double().numpy(), (64, 80)) for share in probabilities])
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
-    assert torch.equal(found, fine_share(shares, 1 - images, Fine(guide=0))), "the picture is not asked"
+    assert torch.equal(found, pixel_foreground_probability(probabilities, 1 - images, PixelSettings(guide_radius=0))), "the picture is not asked"
 
 
 def test_each_picture_is_filtered_for_itself():
-    shares, images = drawn(3, 4, 4), drawn(3, 3, 64, 64, seed=1)
-    alone = torch.cat([fine_share(shares[i : i + 1], images[i : i + 1], Fine()) for i in range(3)])
-    torch.testing.assert_close(fine_share(shares, images, Fine()), alone, atol=1e-6, rtol=0)
+    probabilities, images = drawn(3, 4, 4), drawn(3, 3, 64, 64, seed=1)
+    alone = torch.cat([pixel_foreground_probability(probabilities[i : i + 1], images[i : i + 1], PixelSettings()) for i in range(3)])
+    torch.testing.assert_close(pixel_foreground_probability(probabilities, images, PixelSettings()), alone, atol=1e-6, rtol=0)
 
 
 def test_the_gradient_is_right():
-    shares = drawn(1, 3, 3, dtype=torch.float64).requires_grad_()
+    probabilities = drawn(1, 3, 3, dtype=torch.float64).requires_grad_()
     images = drawn(1, 3, 12, 12, seed=1, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x: guided(x, images, 4, SMOOTH), (shares,))
-    assert torch.autograd.gradcheck(lambda x: guided(shares.detach(), x, 4, 1e-2), (images.requires_grad_(),))
+    assert torch.autograd.gradcheck(lambda x: guided_filter(x, images, 4, SMOOTH), (probabilities,))
+    assert torch.autograd.gradcheck(lambda x: guided_filter(probabilities.detach(), x, 4, 1e-2), (images.requires_grad_(),))
 
 
 def test_it_is_linear_in_the_shares():
     a, b, images = drawn(1, 4, 4), drawn(1, 4, 4, seed=1), drawn(1, 3, 64, 64, seed=2)
-    both = guided(2 * a - b, images, 16, SMOOTH)
+    both = guided_filter(2 * a - b, images, 16, SMOOTH)
     torch.testing.assert_close(
-        both, 2 * guided(a, images, 16, SMOOTH) - guided(b, images, 16, SMOOTH), atol=1e-4, rtol=0
+        both, 2 * guided_filter(a, images, 16, SMOOTH) - guided_filter(b, images, 16, SMOOTH), atol=1e-4, rtol=0
     )
 
 
 def test_autocast_and_half_precision_do_not_round_it():
-    shares, images = drawn(2, 4, 4), drawn(2, 3, 64, 64, seed=1)
-    for how in (Fine(), Fine(guide=0)):
+    probabilities, images = drawn(2, 4, 4), drawn(2, 3, 64, 64, seed=1)
+    for how in (PixelSettings(), PixelSettings(guide_radius=0)):
         with torch.autocast("cpu", torch.bfloat16):
-            under = fine_share(shares, images, how)
+            under = pixel_foreground_probability(probabilities, images, how)
         assert under.dtype == torch.float32
-        assert torch.equal(under, fine_share(shares, images, how))
-        halves = shares.bfloat16(), images.bfloat16()
-        found = fine_share(*halves, how)
-        assert torch.equal(found, fine_share(*(x.float() for x in halves), how)), "computed in float32"
+        assert torch.equal(under, pixel_foreground_probability(probabilities, images, how))
+        halves = probabilities.bfloat16(), images.bfloat16()
+        found = pixel_foreground_probability(*halves, how)
+        assert torch.equal(found, pixel_foreground_probability(*(x.float() for x in halves), how)), "computed in float32"
 
 
 # ---- small systems ---------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_small_systems_are_solved(dtype):
     factors = drawn(50, 7, 3, 3, dtype=dtype) - 0.5
     matrices = factors @ factors.mT + 0.05 * torch.eye(3, dtype=dtype)
     vectors = drawn(50, 7, 3, seed=1, dtype=dtype)
-    torch.testing.assert_close(solve3(matrices, vectors), torch.linalg.solve(matrices, vectors), atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(solve_3x3(matrices, vectors), torch.linalg.solve(matrices, vectors), atol=1e-3, rtol=1e-4)
 
 
 def test_nearly_singular_systems_are_solved_as_well_as_by_a_solver():
@@ -212,6 +212,6 @@ def test_nearly_singular_systems_are_solved_as_well_as_by_a_solver():
     precise = torch.linalg.solve(matrices.double(), vectors.double())
     ours, solver = (
         ((x.double() - precise).norm(dim=1) / precise.norm(dim=1)).max()
-        for x in (solve3(matrices, vectors), torch.linalg.solve(matrices, vectors))
+        for x in (solve_3x3(matrices, vectors), torch.linalg.solve(matrices, vectors))
     )
     assert ours < 3 * solver

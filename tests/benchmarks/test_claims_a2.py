@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +14,30 @@ from sightline.metrics.predictions import Predictions
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-import a2_claims
-from a2_claims import PHOTOGRAPHS, claims_about
-from a2_evidence import Apart, Column, Contrast, Evidence, GainsMore, contrast, inside, less
-from a2_family import Members, knn, matched
-from a2_files import Duel, Localises, Supervised
-from a2_results import stratum
-from waterbirds_rows import folder_of
-
-from claims import FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED, Claim, final_evaluation, find
+import claims
+from claims_a2 import (
+    PHOTOGRAPHS,
+    all_claims,
+    attention_test,
+    contrast,
+    duel,
+    gains_more,
+    less,
+    localises,
+    supervised,
+)
+from contrasts import Column, weighted_contrast
+from evidence import Evidence, stratum
+from rows import folder_of
+from rows.a2 import Family
+from selection import knn, matched_states
+from verdicts import FAILS, HOLDS, NOT_RUN, NOT_TESTABLE, UNDECIDED, Claim, decide, find, inside
 
 GROUPS = ("duck/meadow", "duck/water", "stork/meadow", "stork/water")
 EACH = 300
 
 
-def answers(mistakes: int, from_the_end: bool = False) -> Predictions:
+def predictions(mistakes: int, from_the_end: bool = False) -> Predictions:
     """Every group of 300 has so many mistakes: the first ones, or the last."""
     groups = np.repeat(np.arange(4), EACH)
     labels, place = groups // 2, np.tile(np.arange(EACH), 4)
@@ -49,7 +59,7 @@ def add(evidence: Evidence, row: str, mistakes: int, kind: str = "birds", seed: 
     facts = {"data": {"group_names": GROUPS}, "benchmark": {"row": row, "line": "", "look": None}}
     (folder / "run.json").write_text(json.dumps(facts | {"backbone": {"file": f"somewhere/{row[-1]}.safetensors"}}))
     (folder / "metrics.json").write_text("{}")
-    answers(mistakes, **how).save_csv(folder / "predictions" / "test.csv")
+    predictions(mistakes, **how).save_csv(folder / "predictions" / "test.csv")
     return folder
 
 
@@ -67,7 +77,7 @@ def add_pictures(evidence: Evidence, kind: str, row: str, columns: dict[str, np.
 def test_a_row_beats_another_on_the_same_pictures(evidence, ours, theirs, expected, measure):
     add(evidence, "A2 S>S", ours)
     add(evidence, "full, S", theirs)
-    found = Contrast("birds", less("A2 S>S", "full, S"), measure).find(evidence)
+    found = contrast("birds", less("A2 S>S", "full, S"), measure).find(evidence)
     assert found.verdict == expected
     assert found.difference.value == pytest.approx((theirs - ours) / EACH)
     assert found.figures["full, S"].value == pytest.approx(1 - theirs / EACH)
@@ -93,15 +103,15 @@ def add_margins(evidence: Evidence, kind: str, tuned: int) -> None:
         add(evidence, row, mistakes, kind)
 
 
-def claim(evidence: Evidence, name: str, pretrained: Path | None = None) -> Claim:
-    return next(one for one in claims_about(evidence, (), pretrained) if one.id == name)
+def claim(evidence: Evidence, name: str) -> Claim:
+    return next(one for one in all_claims(evidence) if one.id == name)
 
 
 @pytest.mark.parametrize(("tuned", "expected"), [(40, HOLDS), (100, UNDECIDED), (160, FAILS)])
 def test_a_margin_is_compared_with_a_margin(evidence, tuned, expected):
     for kind in PHOTOGRAPHS:
         add_margins(evidence, kind, tuned)
-    assert final_evaluation(claim(evidence, "A14"), evidence)[0] == expected
+    assert decide(claim(evidence, "A14"), evidence)[0] == expected
 
 
 @pytest.mark.parametrize(("elsewhere", "expected"), [(None, UNDECIDED), (160, FAILS)])
@@ -109,7 +119,7 @@ def test_a_margin_on_one_set_is_not_the_margin_on_all(evidence, elsewhere, expec
     add_margins(evidence, "birds", 40)
     for kind in PHOTOGRAPHS[1:] if elsewhere else ():
         add_margins(evidence, kind, elsewhere)
-    assert final_evaluation(claim(evidence, "A14"), evidence)[0] == expected
+    assert decide(claim(evidence, "A14"), evidence)[0] == expected
 
 
 @pytest.mark.parametrize(("fewest", "expected"), [(90, HOLDS), (30, UNDECIDED), (10, FAILS)])
@@ -118,7 +128,7 @@ def test_fewer_crops_must_gain_more_where_the_scene_says_more(evidence, fewest, 
     for row, o2o, disjoint in (("A2 S>S", 10, 10), ("A2 S>S, 4 crops", fewest, 30)):
         add(evidence, row, o2o, "o2o", from_the_end=True)
         add(evidence, row, disjoint, "disjoint", from_the_end=True)
-    found = final_evaluation(claim(evidence, "A8"), evidence)
+    found = decide(claim(evidence, "A8"), evidence)
     assert found[0] == expected
     (deciding,) = [one for one in found[1] if one.decides]
     assert deciding.difference.value == pytest.approx((fewest - 30) / EACH)
@@ -132,8 +142,8 @@ def test_gains_on_two_sets_are_drawn_apart(evidence):
     for kind in ("o2o", "disjoint"):
         add(evidence, "one crop", 50, kind)
         add(evidence, "four crops", 100, kind)
-    test = GainsMore(("o2o", "disjoint"), "one crop", "four crops")
-    alone = contrast(evidence, "o2o", less("one crop", "four crops"), "accuracy")[1]
+    test = gains_more(("o2o", "disjoint"), "one crop", "four crops")
+    alone = weighted_contrast(evidence, "o2o", less("one crop", "four crops"), "accuracy")[1]
     difference = test.find(evidence).difference
     assert difference.value == 0
     assert difference.high - difference.low == pytest.approx(2**0.5 * (alone.high - alone.low), rel=0.2)
@@ -141,7 +151,7 @@ def test_gains_on_two_sets_are_drawn_apart(evidence):
 
 def test_strata_are_of_the_farthest_and_the_nearest_rounded_up():
     distances = {f"{i}.png": i / 10_000 for i in range(4 * EACH)}
-    everything = answers(0)
+    everything = predictions(0)
     assert stratum(everything, distances, "farthest 1 %").tolist() == list(range(1188, 1200))
     assert stratum(everything, distances, "nearest 10 %").tolist() == list(range(120))
     assert len(stratum(everything, distances, "the rest")) == 1080
@@ -155,7 +165,7 @@ def test_who_loses_more_far_from_the_centre_leans_on_it(tmp_path, ifam, expected
     add(evidence, "A2 S>S", 20)
     add(evidence, "full, S", 30)
     add_pictures(evidence, "birds", "distances", {"distance": np.tile(np.arange(EACH) / 1000, 4)})
-    conclusion, (accuracy, _) = final_evaluation(claim(evidence, "A7"), evidence)
+    conclusion, (accuracy, _) = decide(claim(evidence, "A7"), evidence)
     assert (conclusion, accuracy.verdict) == (expected, expected)
 
 
@@ -167,7 +177,7 @@ def test_ifam_is_held_against_crops_with_its_own_backbone(tmp_path):
     )
     for row, mistakes in (("full, S", 50), ("full, T", 50), ("A2 S>S, 2 crops", 9), ("A2 S>S", 1), ("A2 S>T", 60)):
         add(evidence, row, mistakes)
-    found = [one for one in final_evaluation(claim(evidence, "A12"), evidence)[1] if one.decides]
+    found = [one for one in decide(claim(evidence, "A12"), evidence)[1] if one.decides]
     assert [one.verdict for one in found] == [HOLDS, NOT_RUN]
     assert "A2 S>T" in found[0].test
 
@@ -191,9 +201,9 @@ def test_sizes_are_compared_after_equal_steps_and_when_they_know_equally_much(ev
     for name, mass, right in (("nano", 0.6, 0.7), ("ti", 0.5, 0.8), ("ti@5", early, 0.71), ("ti@1", 0.9, 0.5)):
         add_member(evidence, name, mass, right)
     assert knn(evidence.runs / "family", "ti@1") == 0.5
-    members = Members([("nano", ""), ("ti", "")], [("ti", 1, ""), ("ti", 5, "")])
-    assert matched(evidence.runs / "family", members) == {"ti": "ti@5"}
-    conclusion, findings = final_evaluation(claim(evidence, "A1"), evidence)
+    members = Family([("nano", ""), ("ti", "")], [("ti", 1, ""), ("ti", 5, "")])
+    assert matched_states(evidence.runs / "family", members) == {"ti": "ti@5"}
+    conclusion, findings = decide(claim(evidence, "A1"), evidence)
     assert conclusion == expected
     assert [one.verdict for one in findings if one.decides] == [HOLDS, expected]
 
@@ -202,7 +212,7 @@ def test_a_size_without_a_matched_state_is_told_of(evidence):
     for name, right in (("nano", 0.7), ("ti", 0.8), ("s", 0.9), ("s@2", 0.7)):
         add_member(evidence, name, 0.5, right)
     for name in ("A1", "A13"):
-        every = [one for one in final_evaluation(claim(evidence, name), evidence)[1] if one.test.startswith("family")]
+        every = [one for one in decide(claim(evidence, name), evidence)[1] if one.test.startswith("family")]
         missing = [one for one in every if one.verdict == NOT_RUN]
         assert {one.decides for one in missing if "mass" in one.test} == {True}
         assert all("ti@matched" in one.test for one in missing)
@@ -213,9 +223,7 @@ def test_a_size_without_a_matched_state_is_told_of(evidence):
 def test_registers_must_take_over_when_sizes_know_equally_much_too(evidence, early, expected):
     for name, right, last in (("nano", 0.7, 0.3), ("ti", 0.9, 0.5), ("ti@2", 0.7, early)):
         add_member(evidence, name, 0.5, right, (0.1, 0.1, last))
-    found = [
-        one for one in final_evaluation(claim(evidence, "A13"), evidence)[1] if one.test.startswith("family: registers")
-    ]
+    found = [one for one in decide(claim(evidence, "A13"), evidence)[1] if one.test.startswith("family: registers")]
     assert [one.verdict for one in found] == [HOLDS, expected]
     assert ["ti@2" in one.test for one in found] == [False, True]
 
@@ -224,7 +232,7 @@ def test_the_best_block_is_of_the_last_half_and_chosen_on_other_pictures(evidenc
     add_member(evidence, "nano", 0.5, 0.7, (0.1,) * 4)
     val = {f"{block} mean pixels mass": np.full(4, 0.9 - 0.1 * block) for block in range(4)}
     add_pictures(evidence, "family", "attention nano", val, "val")
-    found = Apart("family", Column("nano", "mass", less="best")).find(evidence)
+    found = attention_test("family", Column("nano", "mass", less="best")).find(evidence)
     assert found.verdict == HOLDS
     assert found.difference.value == pytest.approx(0.01)  # block 3 less block 2, not less block 0
     assert "last half" in found.test
@@ -237,11 +245,12 @@ def test_where_nobody_looks_at_the_thing_sizes_are_not_compared(evidence, tmp_pa
     even = {"value": 0.1, "interval": [0.099, 0.101], "n": 9}
     path = tmp_path / "family.json"
     path.write_text(json.dumps({"family": family, "mass_of_even": even}))
-    conclusion, findings = final_evaluation(claim(evidence, "A2", path), evidence)
+    with_family = replace(evidence, pretrained=path)
+    conclusion, findings = decide(claim(with_family, "A2"), with_family)
     assert conclusion == expected
     assert [one.verdict for one in findings] == [expected] * 3 + [HOLDS] * 2
     assert ("does not localise" in findings[0].note) == (expected == UNDECIDED)
-    assert find(Localises(path, "b"), evidence).verdict == NOT_RUN
+    assert find(localises("b"), with_family).verdict == NOT_RUN
 
 
 @pytest.mark.parametrize(("low", "expected"), [(0.01, HOLDS), (-0.05, FAILS)])
@@ -252,8 +261,8 @@ def test_a_new_pairing_must_beat_the_best_published_one(evidence, tmp_path, low,
     told = sides | {"gain": gain | {"low": -1, "high": 1}, "rule": "", "among": "all"}
     path = tmp_path / "matrix.json"
     path.write_text(json.dumps({"data": "birds", "best_new_against_best_published": [told, told | {"gain": gain}]}))
-    assert Duel(path).find(evidence).verdict == expected
-    assert find(Duel(None), evidence).verdict == NOT_RUN
+    assert duel(path).find(evidence).verdict == expected
+    assert find(duel(None), evidence).verdict == NOT_RUN
 
 
 @pytest.mark.parametrize(("mass", "expected"), [(0.12, HOLDS), (0.05, FAILS), (0.095, UNDECIDED)])
@@ -263,11 +272,12 @@ def test_sizes_trained_with_labels_are_held_against_both_intervals(evidence, tmp
     family = [{"size": "nano", "supervised": {"mass": figure}}, {"size": "ti", "supervised": {"mass": other}}]
     path = tmp_path / "family.json"
     path.write_text(json.dumps({"family": family}))
-    found = Supervised(path, "ti", "nano", margin=-0.008).find(evidence)
+    with_family = replace(evidence, pretrained=path)
+    found = supervised("ti", "nano", margin=-0.008).find(with_family)
     assert found.verdict == expected
     assert found.difference.low == pytest.approx(mass - 0.1 - 0.005)
-    assert find(Supervised(path, "s", "nano"), evidence).note == "nobody has measured where supervised s looks"
-    assert find(Supervised(None, "ti", "nano"), evidence).verdict == NOT_RUN
+    assert find(supervised("s", "nano"), with_family).note == "nobody has measured where supervised s looks"
+    assert find(supervised("ti", "nano"), evidence).verdict == NOT_RUN
 
 
 def test_contrasts_draw_the_same_pictures_for_all_rows(evidence):
@@ -275,7 +285,7 @@ def test_contrasts_draw_the_same_pictures_for_all_rows(evidence):
     for row in ("a", "b", "c", "d"):
         add(evidence, row, 100)
     terms = ((1.0, "a", "all"), (-1.0, "b", "all"), (-1.0, "c", "all"), (1.0, "d", "all"))
-    difference = contrast(evidence, "birds", terms, "accuracy")[1]
+    difference = weighted_contrast(evidence, "birds", terms, "accuracy")[1]
     assert difference.value == 0
     assert -0.01 < difference.low <= difference.high < 0.01
 
@@ -286,8 +296,8 @@ def test_the_script_lists_every_claim_run_or_not(evidence, monkeypatch, capsys, 
     add(evidence, "A2 S>S", 20)
     add(evidence, "A2 S>S, plain", 20)
     out = tmp_path / "claims.json"
-    monkeypatch.setattr(sys, "argv", ["a2_claims.py", str(evidence.runs), "--out", str(out)])
-    a2_claims.main()
+    monkeypatch.setattr(sys, "argv", ["claims.py", "a2", str(evidence.runs), "--out", str(out)])
+    claims.main()
     found = {one["id"]: one for one in json.loads(out.read_text())["claims"]}
     assert list(found) == [*(f"A{number}" for number in range(1, 16)), "B2"]
     assert {name: found[name]["verdict"] for name in ("A3", "A5", "A15")} == {

@@ -1,0 +1,65 @@
+"""The state of the training loop: the position, the loss sums of the epoch, and all objects a step needs."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from ..config import Loop
+from ..data.augment import Augment
+from ..data.batches import Batches
+from .checkpoint import CheckpointTimer
+from .progress import Progress
+from .trackers import LogScalar
+from .trainable import Trainable, TrainContext
+
+NOT_STORED = ("sums", "unsaved")  # of the position; the sums are stored summed over the processes
+
+
+@dataclass
+class LoopPosition:
+    """How far training has come. Stored in last.safetensors, so the names of the fields are part of its format."""
+
+    epoch: int = 0
+    step: int = 0  # within the epoch
+    best: float | None = None  # validation score
+    best_epoch: int | None = None
+    sums: dict[str, Tensor] = field(default_factory=dict)  # losses of the epoch so far, in this process
+    finished: bool = False
+    unsaved: dict[str, Tensor] = field(default_factory=dict)  # best weights, on the main process, until they are saved
+
+    def stored(self, sums: dict[str, float]) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in NOT_STORED} | {"sums": sums}
+
+    def summed(self, accelerator: Accelerator) -> dict[str, float]:
+        """The losses of the epoch so far, summed over steps and processes."""
+        if not self.sums:
+            return {}
+        names = sorted(self.sums)
+        sums = torch.stack([self.sums[name].float() for name in names])
+        return dict(zip(names, accelerator.reduce(sums, "sum").tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """A model in training, with everything that a step, validation and a checkpoint need."""
+
+    model: Trainable
+    wrapped: nn.Module  # the model, wrapped for several processes
+    optimizer: Any
+    ema: Trainable | None  # the model with averaged weights
+    position: LoopPosition
+    batches: Batches
+    val_batches: Batches
+    augment: Augment
+    progress: Progress
+    log_scalar: LogScalar
+    timer: CheckpointTimer
+    stopping: threading.Event
+    context: TrainContext
+    config: Loop
