@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from claim_texts import claim
-from contrasts import Column, Weighted, column_difference, difference_of_gains, weighted_contrast
+from contrasts_a2 import Column, Weighted, column_difference, difference_of_gains, weighted_contrast
 from evidence import Evidence, Missing, apart, benchmark_rows, facts_of, read_json
 from rows.a2 import COUNTS, FAMILY_SIZES, MASSES, PLAIN_LOOK, Family
 from selection import knn, matched_states
@@ -198,15 +198,15 @@ def states_to_match(runs: Path, sizes: Sequence[str]) -> list[tuple[str, str]]:
         if (found := re.fullmatch(rf"attention-{size}-(\d+)-0", path.name))
     ]
     states = matched_states(runs, Family([(size, "") for size in sizes], kept))
-    told = []
+    found = []
     for size in sizes[1:]:
         known = {one: knn(runs, one) for one in (sizes[0], states.get(size, size))}
         right = ", ".join(f"{one} {100 * share:.1f} %" for one, share in known.items() if share is not None)
         words = f"when the neighbours of {size} were as good as those of {sizes[0]} in the end"
         if size not in states:
             words = f"only the last state of {size} was measured, none to match"
-        told.append((states.get(size, f"{size}@matched"), f"{words} (right by neighbours: {right})" * bool(right)))
-    return told
+        found.append((states.get(size, f"{size}@matched"), f"{words} (right by neighbours: {right})" * bool(right)))
+    return found
 
 
 def of_one_backbone(head: str) -> Tests:

@@ -262,9 +262,9 @@ def keypoints_of(rows: Rows, packs: Path) -> dict[str, Any]:
     assert numbers is not None, "the datasets built of birds number them"
     table = list(csv.DictReader(io.StringIO(read_birds(packs).files.text("parts.csv"), newline="")))
     names = list(dict.fromkeys(line["part_name"] for line in table))
-    place = {name: k for k, name in enumerate(names)}
+    column = {name: k for k, name in enumerate(names)}
     of_bird: dict[str, np.ndarray] = {}
     for line in table:
         points = of_bird.setdefault(line["id"], np.zeros((len(names), 3), np.float32))
-        points[place[line["part_name"]]] = [float(line[key]) for key in ("x", "y", "visible")]
+        points[column[line["part_name"]]] = [float(line[key]) for key in ("x", "y", "visible")]
     return {"keypoints": np.stack([of_bird[number] for number in numbers]), "keypoint_names": tuple(names)}

@@ -1,9 +1,9 @@
-"""Claim F1: nothing outside the sight can change the answer; late and soft masking fail the same test.
+"""Claim F1: nothing outside the sight can change the prediction; late and soft masking fail the same test.
 
     python benchmarks/proof.py --weights vit_ti16.safetensors dino_s16.safetensors
     python benchmarks/proof.py --weights ... --device cuda --dtypes float32 bfloat16 float16
 
-On toy pictures with true masks, at patch and at pixel level, for every way of exact hiding and number format.
+On toy images with true masks, at patch and at pixel level, for every way of exact hiding and number format.
 """
 
 from __future__ import annotations

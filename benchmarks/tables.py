@@ -16,7 +16,7 @@ from evidence import facts_of, mean_over_seeds, predictions_of, sights_of
 from rows import folders_of
 from rows.waterbirds import PAIRS
 from sightline.metrics.comparison import compare
-from sightline.metrics.comparison import verdict as said_of
+from sightline.metrics.comparison import verdict as gain_verdict
 from sightline.metrics.estimates import Estimate, Metrics
 from sightline.metrics.groups import evaluate_seeds
 from sightline.metrics.predictions import Predictions
@@ -74,7 +74,7 @@ def paired(runs: Path, rows: Mapping[str, str], split: str, seeds: Sequence[int]
                 {"row": ours, "against": theirs, "split": split}
                 | {"seeds": {row: len(folders) for row, folders in blocks.items()}}
                 | {
-                    name: asdict(gain) | {"verdict": said_of(gain)}
+                    name: asdict(gain) | {"verdict": gain_verdict(gain)}
                     for name, gain in gains_of(predictions).items()
                     if gain
                 }

@@ -1,5 +1,5 @@
-"""The pages say what is true: their code runs, their commands exist, their links lead somewhere, their figures are
-those that were measured."""
+"""The documentation is correct: its code runs, its commands and flags exist, its links work, and its figures are those
+in benchmarks/results."""
 
 import contextlib
 import importlib.util
@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tyro
 from PIL import Image
 
 from sightline import cli
+from sightline.errors import UserError
+from sightline.methods import METHODS
 
 from .commands import SMALL, toy_pictures, typed
 
@@ -49,21 +50,21 @@ pages = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 @pytest.fixture(scope="module")
-def place(toy, tmp_path_factory) -> Path:
-    """A folder as the pages assume it: photographs, a picture, and a run of two parts."""
-    folder = tmp_path_factory.mktemp("place")
+def folder_of_pages(toy, tmp_path_factory) -> Path:
+    """A folder as the pages assume it: photographs, an image, and a run with two parts."""
+    folder = tmp_path_factory.mktemp("pages")
     toy_pictures(toy, folder / "my_photos", count=24)
-    with Image.open(next((folder / "my_photos").rglob("*.png"))) as picture:
-        picture.convert("RGB").save(folder / "bird.jpg")
+    with Image.open(next((folder / "my_photos").rglob("*.png"))) as image:
+        image.convert("RGB").save(folder / "bird.jpg")
     shutil.copy(folder / "bird.jpg", folder / "bird.png")
-    told = ("ifam", toy, *SMALL, "--epochs", 1, "--parts", 2, "--size", 32, "--selector-size", 32, "--refine", "False")
-    assert typed("train", *told, "--out", folder / "runs" / "x")[0] == 0
+    flags = ("--epochs", 1, "--parts", 2, "--selector-size", 32, "--refine", "False")
+    assert typed("train", "ifam", toy, *SMALL, *flags, "--out", folder / "runs" / "x")[0] == 0
     return folder
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES[1:] if blocks(page, "python")], ids=name_of)
-def test_python_on_a_page_runs_from_top_to_bottom(page, place, monkeypatch):
-    monkeypatch.chdir(place)
+def test_python_on_a_page_runs_from_top_to_bottom(page, folder_of_pages, monkeypatch):
+    monkeypatch.chdir(folder_of_pages)
     names: dict = {}
     with contextlib.redirect_stdout(io.StringIO()):
         for code in blocks(page, "python"):
@@ -71,10 +72,10 @@ def test_python_on_a_page_runs_from_top_to_bottom(page, place, monkeypatch):
 
 
 def commands_on(page: Path) -> list[str]:
-    """What follows `sightline` on every line of its blocks that is a command; optional words are taken as given."""
+    """The arguments of every `sightline` command in its blocks; optional arguments in brackets are included."""
     lines = [line for code in blocks(page, "", "bash", "sh") for line in code.replace("\\\n", " ").splitlines()]
-    found = [re.match(r"(?:accelerate launch .* -m )?sightline\s+(.*)", line) for line in lines]
-    return [re.sub(r"[\[\]]", "", one.group(1)) for one in found if one]
+    matches = [re.match(r"(?:accelerate launch .* -m )?sightline\s+(.*)", line) for line in lines]
+    return [re.sub(r"[\[\]]", "", match.group(1)) for match in matches if match]
 
 
 @pages
@@ -83,7 +84,9 @@ def test_every_command_on_a_page_exists_with_its_flags(page):
     for line in commands_on(page):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             try:
-                tyro.cli(cli.Command, args=shlex.split(line, comments=True))
+                cli.parse(shlex.split(line, comments=True))
+            except UserError as error:
+                wrong.append(f"{line}: {error}")
             except SystemExit as exit_:
                 wrong += [line] if exit_.code else []
     assert not wrong
@@ -94,21 +97,45 @@ def test_commands_are_found_on_the_pages_at_all():
     assert any(line.startswith("train erm DATA --precision") for line in commands_on(DOCS / "scaling.md"))
 
 
-def test_every_extra_is_named_where_installing_is_told():
-    told = re.search(r"# extras: (.*)", (DOCS / "index.md").read_text(encoding="utf-8"))
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert told is not None
-    assert set(told.group(1).split(", ")) == set(known) - {"dev"}
+def test_every_extra_is_named_in_the_installation_instructions():
+    listed = re.search(r"# extras: (.*)", (DOCS / "index.md").read_text(encoding="utf-8"))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert listed is not None
+    assert set(listed.group(1).split(", ")) == set(extras) - {"dev"}
+
+
+def test_every_method_is_listed_with_its_help_line():
+    """In docs/methods.md: `| `NAME` | HELP`, in the order of the table of methods, and nothing else."""
+    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    page = page[: page.index("\n## What they share")]
+    listed = dict(re.findall(r"^\| `([\w-]+)` \| (.*?) (?:\||\[More\])", page, re.MULTILINE))
+    assert listed == {name: entry.help for name, entry in METHODS.items()}
+    assert list(listed) == list(METHODS)
+
+
+def test_every_folder_of_the_package_is_described_in_the_design():
+    page = (DOCS / "design.md").read_text(encoding="utf-8")
+    folders = {path.parent.name for path in (ROOT / "src" / "sightline").glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)/` \| ", page, re.MULTILINE)) == folders
+
+
+def test_files_named_in_the_design_exist():
+    """In the columns of the present layout; the first column of files is the layout before the restructuring."""
+    page = (DOCS / "design.md").read_text(encoding="utf-8")
+    present = "\n".join(line.split("|")[-2] if line.startswith("|") else line for line in page.splitlines())
+    files = set(re.findall(r"`([\w/]+\.py)`", present)) - {"docs/import_graph.py", "tests/test_imports.py"}
+    assert len(files) > 20
+    assert [file for file in files if not (ROOT / "src" / "sightline" / file).exists()] == []
 
 
 @pages
-def test_functions_that_hold_an_equation_are_where_a_page_says(page):
+def test_functions_that_implement_an_equation_are_where_a_page_says(page):
     lost = []
     for file, name, inside in CODE.findall(page.read_text(encoding="utf-8")):
         path = ROOT / "src" / "sightline" / file
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         wanted = [name, inside] if inside else [name]
-        lost += [f"{file}:{one}" for one in wanted if not re.search(rf"^\s*(def|class) {one}\b", text, re.MULTILINE)]
+        lost += [f"{file}:{w}" for w in wanted if not re.search(rf"^\s*(def|class) {w}\b", text, re.MULTILINE)]
     assert not lost
 
 
@@ -116,27 +143,27 @@ def test_functions_that_hold_an_equation_are_where_a_page_says(page):
 
 
 @pages
-def test_links_and_pictures_are_there(page):
+def test_links_and_images_exist(page):
     prose = BLOCK.sub("", page.read_text(encoding="utf-8"))
-    targets = [one.split("#")[0] for one in LINK.findall(prose) if not one.startswith(("#", "http://", "https://"))]
-    assert [one for one in targets if one and not (page.parent / one).exists()] == []
+    links = [link.split("#")[0] for link in LINK.findall(prose) if not link.startswith(("#", "http://", "https://"))]
+    assert [link for link in links if link and not (page.parent / link).exists()] == []
 
 
-def test_no_picture_is_left_over_or_large():
-    used = {Path(one).name for page in PAGES for one in LINK.findall(page.read_text(encoding="utf-8"))}
-    pictures = list((DOCS / "pictures").iterdir())
-    assert {one.name for one in pictures} - used == {"favicon.png"}
-    assert max(one.stat().st_size for one in pictures) < 700_000
+def test_no_image_is_unused_or_large():
+    used = {Path(link).name for page in PAGES for link in LINK.findall(page.read_text(encoding="utf-8"))}
+    images = list((DOCS / "pictures").iterdir())
+    assert {image.name for image in images} - used == {"favicon.png"}
+    assert max(image.stat().st_size for image in images) < 700_000
 
 
-def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path):
+def test_the_site_builds_without_warnings_and_loads_nothing_external(tmp_path):
     pytest.importorskip("material", reason="needs mkdocs-material: pip install 'sightline[docs]'")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    known = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=known, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     made = sorted((tmp_path / "site").rglob("*.html"))
-    assert len(made) >= len(PAGES)  # and one for what is not found
+    assert len(made) >= len(PAGES)  # there is also a page for error 404
     for page in made:
         text = page.read_text(encoding="utf-8")
         assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="?https?://[^>]*>', text), page.name
@@ -147,7 +174,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
 
 @pytest.fixture(scope="module")
 def ledger():
-    sys.path.append(str(DOCS))  # it has neighbours
+    sys.path.append(str(DOCS))  # it imports its neighbours
     spec = importlib.util.spec_from_file_location("ledger", DOCS / "ledger.py")
     assert spec is not None
     assert spec.loader is not None
@@ -156,7 +183,7 @@ def ledger():
     return module
 
 
-def test_the_ledger_and_the_tables_are_those_of_the_results(ledger):
+def test_the_ledger_and_the_generated_tables_are_up_to_date(ledger):
     remedy = "run `python docs/ledger.py`"
     assert (DOCS / "ledger.md").read_text(encoding="utf-8") == ledger.ledger(), remedy
     assert (DOCS / "results_a2.md").read_text(encoding="utf-8") == ledger.a2_page(RESULTS), remedy
@@ -198,7 +225,7 @@ def test_a_file_that_tested_a_claim_counts_before_one_that_did_not(ledger, tmp_p
     ]
 
 
-# What stands in a line of the table of results, and the rows that it is about.
+# The first cell of every line in the table of results, and the benchmark rows it is made of.
 HEADLINE = {
     "frozen probe (one seed)": ["probe"],
     "ERM": ["ERM"],
@@ -211,35 +238,37 @@ HEADLINE = {
 }
 
 
-def headline(said: str, rows: list[dict[str, Any]], percent) -> list[str]:
-    """A line of the table as it should be: of one row with every interval, of two with those of the worst group."""
+def headline(label: str, rows: list[dict[str, Any]], percent) -> list[str]:
+    """A line of the table as it should be: one row with all intervals, or two with those of the worst group."""
     figures = [row["metrics"]["test"] for row in rows]
     means, worst = (
         [percent(one[name]).replace(" [", " % [") for one in figures] for name in ("mean_of_groups", "worst_group")
     )
     mean = means[0] if len(rows) == 1 else " / ".join(one.split()[0] for one in means) + " %"
-    found = [row["sight"]["test"] for row in rows if row["sight"] and "true" not in row["row"]]
-    seen = [" / ".join(f"{one[name]['value']:.2f}".lstrip("0") for name in ("grid_iou", "pixel_iou")) for one in found]
-    return [said, mean, " / ".join(worst), ", ".join(seen)]
+    sights = [row["sight"]["test"] for row in rows if row["sight"] and "true" not in row["row"]]
+    ious = [" / ".join(f"{one[name]['value']:.2f}".lstrip("0") for name in ("grid_iou", "pixel_iou")) for one in sights]
+    return [label, mean, " / ".join(worst), ", ".join(ious)]
 
 
-def test_the_table_of_results_says_what_was_measured(ledger):
+def test_the_table_of_results_matches_the_result_files(ledger):
     files = [json.loads((RESULTS / f"wbr_ti_{name}.json").read_text(encoding="utf-8")) for name in ("papers", "pixels")]
-    known = {row["row"]: row for file in files for row in file["rows"]}
+    measured_rows = {row["row"]: row for file in files for row in file["rows"]}
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\|(.*)\|$", page[page.index("\n## Results") :], re.MULTILINE)[2:]
-    said = [[cell.strip(" *") for cell in line.split("|")] for line in lines]
-    wanted = [headline(words, [known[row] for row in rows], ledger.percent) for words, rows in HEADLINE.items()]
-    assert said == wanted
-    assert {len(known[rows[0]]["seeds"]) for words, rows in HEADLINE.items() if "seed" not in words} == {3}
+    printed = [[cell.strip(" *") for cell in line.split("|")] for line in lines]
+    expected = [
+        headline(label, [measured_rows[row] for row in rows], ledger.percent) for label, rows in HEADLINE.items()
+    ]
+    assert printed == expected
+    assert {len(measured_rows[rows[0]]["seeds"]) for label, rows in HEADLINE.items() if "seed" not in label} == {3}
 
 
-def test_what_it_costs_is_what_was_counted():
+def test_the_compute_cost_matches_the_result_file():
     counted = json.loads((RESULTS / "pixel_operations.json").read_text(encoding="utf-8"))["rows"]
     gflops = {row["variant"]: f"{row['gflops']:.1f}" for row in counted}
     names = ("the default", "pixels, zoom, look at twice the size", "patches", "the dense ViT")
     default, once, patches, dense = (gflops[name] for name in names)
-    sentence = f"{default} GFLOPs per picture ({once} with `--refine False`), with patches {patches}, for the dense"
+    sentence = f"{default} GFLOPs per image ({once} with `--refine False`), with patches {patches}, for the dense"
     assert f"{sentence} ViT {dense}" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -249,7 +278,7 @@ ENDS = ("interval", "middle_80_percent", "lowest_highest", "share_of_limit_lowes
 
 
 def figures_in(result: Any) -> Iterator[tuple[float, float, float]]:
-    """Every figure of a result file that has an interval."""
+    """Every figure with an interval in a result file."""
     if isinstance(result, list):
         yield from (one for some in result for one in figures_in(some))
     elif isinstance(result, dict):
@@ -262,7 +291,7 @@ def figures_in(result: Any) -> Iterator[tuple[float, float, float]]:
 
 @pytest.fixture(scope="module")
 def measured() -> np.ndarray:
-    """[figures, 3]: as they are, in per cent, the other way round, and how many times as much the other one was."""
+    """[figures, 3]: value, low and high as stored, in per cent, with the opposite sign in per cent, and inverted."""
     files = sorted(RESULTS.glob("*.json"))
     known = np.array([one for path in files for one in figures_in(json.loads(path.read_text(encoding="utf-8")))])
     known = np.unique(known, axis=0)
@@ -272,14 +301,14 @@ def measured() -> np.ndarray:
 
 
 def measured_part(page: Path) -> str:
-    """Without what a user's own `make demo` shows, and without what a test itself holds."""
+    """The page without the output of `make demo`, and without lines whose figures a test checks itself."""
     text = page.read_text(encoding="utf-8")
     start = {"README.md": "\n## Results", "docs/interventions.md": "\n## The fine print"}.get(name_of(page), "")
     return "\n".join(line for line in text[text.index(start) :].splitlines() if "`tests/" not in line)
 
 
 @pages
-def test_every_figure_with_an_interval_is_in_a_file_of_results(page, measured):
+def test_every_figure_with_an_interval_is_in_a_result_file(page, measured):
     unknown = []
     for figure in FIGURE.finditer(measured_part(page)):
         numbers = np.array([float(number) for number in figure.groups()])

@@ -26,7 +26,7 @@ from claims_a2 import (
     localises,
     supervised,
 )
-from contrasts import Column, weighted_contrast
+from contrasts_a2 import Column, weighted_contrast
 from evidence import Evidence, stratum
 from rows import folder_of
 from rows.a2 import Family

@@ -62,7 +62,7 @@ def test_present_names_are_not_renamed_again(method):
 
 
 def test_values_are_renamed_as_well():
-    old = {"balance": "logit-adjustment", "tune_selector": "none", "soft": False, "shaping": {"orthogonality_over": "channels"}}
+    old = {"balance": "loss", "tune_selector": "nothing", "soft": False, "shaping": {"orthogonal": "channels"}}
     expected = {"balance": "logit-adjustment", "tune_selector": "none", "soft_mask": False}
     assert renamed_keys("ifam", old) == expected | {"shaping": {"orthogonality_over": "channels"}}
     assert renamed_keys("ifam", {"tune_selector": True}) == {"tune_selector": "all"}
@@ -123,7 +123,7 @@ def test_a_run_of_format_1_resumes(old_home):
     run = old_home / "ifam"
     config = Ifam(
         old_home / "toy", str(old_home / "tiny.safetensors"), run, parts=2, epochs=2, batch=16, workers=0, device="cpu",
-        resume=True,
+        resume=True, selector="learned", guide_radius=16,
     )  # fmt: skip
     assert train(config) == run
     assert_same_predictions(run)

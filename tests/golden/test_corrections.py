@@ -32,7 +32,9 @@ def test_removed_tokens_become_background(seen, q):
     expected, (parts, _) = golden("masks.npz"), seen
     few, assignment = int(expected["token.calibration_images"]), PartAssignment.of(parts, parts.scores)
     max_distances = expected[f"token.distance_threshold_q{q}"]
-    torch.testing.assert_close(quantiles(assignment.distances[:few], parts.scores[:few], float(q)), max_distances, **CLOSE)
+    torch.testing.assert_close(
+        quantiles(assignment.distances[:few], parts.scores[:few], float(q)), max_distances, **CLOSE
+    )
     correction = Correction(max_distances=tuple(max_distances.tolist()))
     assert torch.equal(correction.keep(assignment), expected[f"token.distance.q{q}.mask"])
     assert torch.equal(correction.removed(assignment), expected[f"token.distance.q{q}.removed"])

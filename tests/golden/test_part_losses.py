@@ -71,7 +71,7 @@ def test_gradients(case):
 
 
 @pytest.mark.parametrize("case", ["model", "rand", "k1", "orthogonal_feat"])
-def test_equivariance_sends_its_gradient_through_the_moved_maps_too(case):
+def test_equivariance_has_a_gradient_through_the_transformed_maps_too(case):
     expected = of_case(case)
     angle, x, y, scale, h, w = expected["transform"].tolist()
     moved = expected["equiv_maps"].clone().requires_grad_()

@@ -22,7 +22,7 @@ def our_name(theirs: str) -> str:
 
 @pytest.mark.parametrize("case", ["clean", "noisy"])
 @torch.no_grad()
-def test_maps_embeddings_scores_and_answers(stage1, stage2, inputs, case):
+def test_maps_embeddings_scores_and_predictions(stage1, stage2, inputs, case):
     expected = {k.removeprefix(f"{case}."): v for k, v in golden("stage1.npz").items() if k.startswith(case)}
     images = inputs["inputs.images"]
     parts = stage1.discover(images, noise=expected.get("gumbel_maps"))
@@ -63,7 +63,7 @@ def test_removed_parts_become_background(case, removed):
 
 @pytest.mark.parametrize("removed", [(1,), (0, 2)])
 @torch.no_grad()
-def test_answers_without_some_parts(stage1, stage2, inputs, removed):
+def test_predictions_without_some_parts(stage1, stage2, inputs, removed):
     expected, name = golden("masks.npz"), "_".join(map(str, removed))
     images = inputs["inputs.images"]
     keep = without(stage1.discover(images).scores, removed)

@@ -51,7 +51,7 @@ def by_official_names(model: IFam) -> dict[str, torch.nn.Parameter]:
     return named | {f"stage_1.{theirs}": model.where.get_parameter(ours) for theirs, ours in OFFICIAL.items()}
 
 
-def test_what_the_step_computes_on_the_way(model, inputs, draws, expected):
+def test_intermediate_values_of_the_step(model, inputs, draws, expected):
     images, labels = inputs["inputs.images"], inputs["inputs.targets"]
     parts, _ = model.discovery(images, labels, draws)
     embeddings = model.where.embed(parts)
@@ -94,7 +94,7 @@ def test_every_loss_and_gradient(model, inputs, draws, expected):
     torch.testing.assert_close(norm.double(), expected["grad_global_norm"], rtol=1e-5, atol=0)
 
 
-def test_the_moved_images_are_seen_as_published(stage1, expected):
+def test_the_transformed_images_are_as_published(stage1, expected):
     warped = golden("losses.npz")["warp.images_warped"]
     probabilities = stage1.discover(warped, noise=expected["gumbel_maps_warped"]).probabilities
     torch.testing.assert_close(probabilities, expected["maps_warped"], **CLOSE)

@@ -1,4 +1,4 @@
-"""The words of the grid, the ways to make a sight, and what is said of the cells."""
+"""Specs of selectors and predictors, ways to make a sight, and the files and figures of cells."""
 
 import json
 from dataclasses import replace
@@ -25,32 +25,32 @@ from sightline.sight import Sight
 from ..answering import made
 
 
-def asked(**changes) -> Matrix:
+def settings(**changes) -> Matrix:
     return Matrix(**{"data": "data", "where": ("everything",), "what": ("crop-probe:nano",)} | changes)
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------
+# ---- specs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_word_is_a_kind_and_perhaps_what_it_is_of():
+def test_a_spec_is_a_kind_with_an_optional_argument():
     found = parse_specs(["centre", "u2net:a/b.onnx", "attention:random:nano", "centre"], KINDS, "where")
     assert found == [Spec("centre"), Spec("u2net", "a/b.onnx"), Spec("attention", "random:nano")]
     assert [str(spec) for spec in found] == ["centre", "u2net:a/b.onnx", "attention:random:nano"]
 
 
 @pytest.mark.parametrize(
-    ("said", "flag", "complaint"),
+    ("texts", "flag", "complaint"),
     [
-        (["centre:7"], "where", "say centre and no more"),
-        (["attention"], "where", "say attention:WHICH"),
-        (["atention:x"], "where", "no 'atention'; choose among attention, relevance, parts"),
+        (["centre:7"], "where", "centre takes no argument"),
+        (["attention"], "where", "attention needs an argument"),
+        (["atention:x"], "where", "unknown kind 'atention'; choose among attention, relevance, parts"),
         ([], "where", "name at least one"),
-        (["probe:x"], "what", "no 'probe'; choose among mask-probe"),
+        (["probe:x"], "what", "unknown kind 'probe'; choose among mask-probe"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(said, flag, complaint):
+def test_invalid_specs_are_refused(texts, flag, complaint):
     with pytest.raises(UserError, match=complaint):
-        parse_specs(said, KINDS if flag == "where" else WHATS, flag)
+        parse_specs(texts, KINDS if flag == "where" else WHATS, flag)
 
 
 def test_a_backbone_may_have_a_colon_before_layer_and_heads():
@@ -59,7 +59,7 @@ def test_a_backbone_may_have_a_colon_before_layer_and_heads():
     assert parse_attention("runs/a b/backbone.safetensors:4:2") == ("runs/a b/backbone.safetensors", 4, "2")
 
 
-def test_files_are_named_shortly_and_harmlessly():
+def test_file_names_are_short_and_safe():
     spec = Spec("attention", "/some/where/ti/backbone.safetensors")
     assert spec.short == "attention:ti"
     assert Spec("masks", "../../x:y").file_name == "masks-..-x-y"
@@ -77,7 +77,7 @@ def test_the_fewest_patches_that_hold_the_mass_are_kept():
 
 
 @given(seed=st.integers(0, 1000), mass=st.floats(0.05, 1.0))
-def test_what_is_kept_holds_the_mass_and_not_one_patch_more(seed, mass):
+def test_the_kept_patches_hold_the_mass_and_no_more(seed, mass):
     maps = torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(seed))
     keep = keep_mass(maps, mass)
     for each, kept in zip(maps, keep, strict=True):
@@ -97,7 +97,7 @@ def test_crops_lie_where_the_map_is_and_windows_around_the_mask():
     assert right - left < 16
 
 
-def test_patches_that_do_not_divide_the_picture_are_shown_as_pixels():
+def test_patches_that_do_not_divide_the_image_become_pixels():
     keep = torch.eye(3, dtype=torch.bool)[None]
     assert torch.equal(sight_from_patches(keep, (6, 9)).visible((6, 9)), Sight(keep=keep).visible((6, 9)))
     visible = sight_from_patches(keep, (8, 8)).visible((8, 8))
@@ -106,27 +106,27 @@ def test_patches_that_do_not_divide_the_picture_are_shown_as_pixels():
     assert 0.3 < visible.float().mean() < 0.36
 
 
-def test_ways_that_make_no_sense_are_refused():
-    assert [way.description for way in crop_ways(asked(crop_size=("1/2", "8+4")))] == ["crops 1/2", "crops 8+4"]
+def test_invalid_ways_are_refused():
+    assert [way.description for way in crop_ways(settings(crop_size=("1/2", "8+4")))] == ["crops 1/2", "crops 8+4"]
     with pytest.raises(UserError, match="--crop-size x"):
-        crop_ways(asked(crop_size=("x",)))
+        crop_ways(settings(crop_size=("x",)))
     with pytest.raises(UserError, match=r"--attention-mass 1\.5"):
-        mass_ways(asked(attention_mass=(0.5, 1.5)))
+        mass_ways(settings(attention_mass=(0.5, 1.5)))
     with pytest.raises(UserError, match="--attention-mass: name at least one"):
-        mass_ways(asked(attention_mass=()))
+        mass_ways(settings(attention_mass=()))
 
 
 # ---- cells -----------------------------------------------------------------------------------------------------------
 
 
 def cell(where="attention:a", what="crop-probe:b", value=0.5, sizes=(1, 1), **more) -> Cell:
-    description = [Spec(*text.partition(":")[::2]) for text in (where, what)]
+    specs = [Spec(*text.partition(":")[::2]) for text in (where, what)]
     metrics = evaluate(made([round(10 * value)] * 4, [10] * 4), resamples=50)
     parameters = dict(zip(("where", "what"), sizes, strict=True))
-    return Cell(*description, key=f"{where} {what}", metrics=metrics, validation=value, parameters=parameters, **more)
+    return Cell(*specs, key=f"{where} {what}", metrics=metrics, validation=value, parameters=parameters, **more)
 
 
-def test_cells_are_read_as_they_were_written_and_half_a_line_is_left_out(tmp_path):
+def test_cells_are_read_back_and_a_truncated_line_is_skipped(tmp_path):
     path, first = tmp_path / "cells.jsonl", cell(published="A²", tried={"crops 2/7": 0.5})
     add_cell(path, first)
     with path.open("a") as file:
@@ -137,54 +137,54 @@ def test_cells_are_read_as_they_were_written_and_half_a_line_is_left_out(tmp_pat
     assert read_cells(tmp_path / "none") == {}
 
 
-def test_true_masks_are_the_truth_by_any_name_and_in_files_that_know_only_the_word():
+def test_true_masks_are_recognised_by_any_name_and_in_older_files():
     assert cell("masks:birds/masks", truth=True).uses_true_masks
     assert cell("masks:data").uses_true_masks
     assert not cell("masks:birds/masks").uses_true_masks
 
 
-def test_scaling_is_measured_against_the_smallest_with_the_other_side_fixed():
+def test_scaling_curves_are_relative_to_the_smallest_with_the_other_side_fixed():
     pairs = [(where, what) for where in (1, 2, 3) for what in (5, 6)]
     cells = [cell(f"attention:w{a}", f"crop-probe:x{b}", sizes=(a, b)) for a, b in reversed(pairs)]
-    told = []
+    compared = []
 
     def gains(reference, others):
-        told.append((reference.key, [other.key for other in others]))
+        compared.append((reference.key, [other.key for other in others]))
         return [Estimate(0.1, 0.0, 0.2, 20, "made up", difference=True)] * len(others)
 
     found, notes = curves(cells, gains)
     assert len(notes) == 1
-    assert "pretrained alike or not" in notes[0]
+    assert "whatever their pretraining" in notes[0]
     assert [(one.grows, one.fixed, [point.parameters for point in one.points]) for one in found] == [
         ("where", "crop-probe:x6", [1, 2, 3]),
         ("what", "attention:w1", [5, 6]),
     ]
-    assert told[0] == ("attention:w1 crop-probe:x6", ["attention:w2 crop-probe:x6", "attention:w3 crop-probe:x6"])
+    assert compared[0] == ("attention:w1 crop-probe:x6", ["attention:w2 crop-probe:x6", "attention:w3 crop-probe:x6"])
     assert found[0].points[0].gain is None
 
 
-def test_one_size_makes_no_curve_but_a_note_and_blocks_are_not_mixed():
+def test_one_size_gives_a_note_instead_of_a_curve_and_blocks_are_not_mixed():
     cells = [cell("attention:w", sizes=(1, 5)), cell("attention:v:3", sizes=(2, 5)), cell("centre", sizes=(0, 5))]
     found, notes = curves(cells, lambda *_: pytest.fail("there is nothing to compare"))
     assert found == []
-    assert [note.partition(" of ")[0] for note in notes] == ["no curve", "no curve"]
+    assert [note.partition(" of ")[0] for note in notes] == ["no scaling curve", "no scaling curve"]
 
 
-def test_a_grid_without_any_figure_can_be_drawn(tmp_path):
+def test_a_grid_without_results_can_be_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     draw_heatmap([[Square(None, empty="no groups")]], ["everything"], ["crop-dfr:x"], "none", tmp_path / "m.png")
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_equal_figures_can_be_read_and_drawing_them_warns_of_nothing(rows, tmp_path, recwarn):
+def test_equal_values_are_legible_and_drawn_without_warnings(rows, tmp_path, recwarn):
     pytest.importorskip("matplotlib")
     squares = [[Square(Estimate(0.635, 0.5, 0.7, 400, "made up"))]] * rows
-    title = "toy, split test: worst group, %, with 95 % intervals (400 images)"
+    title = "toy, split test: worst-group accuracy in %, with 95 % intervals (400 images)"
     draw_heatmap(squares, ["everything"] * rows, ["mask-probe:sightline-nano"], title, tmp_path / "m.png")
     assert not recwarn.list
-    with Image.open(tmp_path / "m.png") as picture:
-        pixels = np.asarray(picture.convert("RGB")).astype(int)
+    with Image.open(tmp_path / "m.png") as figure:
+        pixels = np.asarray(figure.convert("RGB")).astype(int)
     ys, xs = np.nonzero((abs(pixels - (68, 1, 84)) < 3).all(axis=2))  # the dark end of the colours
     xs = xs[ys == ys.min()]  # of the squares, not of the bar beside them
     inside = pixels[ys.min() + 2 : ys.max() - 1, xs.min() + 2 : xs.max() - 1]

@@ -1,4 +1,4 @@
-"""The grid, filled from the command line and from Python: what is in it, and what is not computed twice."""
+"""The matrix, from the command line and from Python: its results, and what is not computed twice."""
 
 import json
 import shutil
@@ -30,10 +30,10 @@ def toy(tmp_path_factory) -> Path:
     return write_toy(tmp_path_factory.mktemp("toy"), train=32, val=32, test=24)
 
 
-def asked(data: Path, out: Path, **changes) -> Matrix:
+def settings_for(data: Path, out: Path, **changes) -> Matrix:
     settings = {
-        "where": WHERES, "what": WHATS, "crop_size": ("1/2", "1/4+1/4"), "attention_mass": (0.3, 0.8), "epochs": 1, "batch": 16,
-        "workers": 0, "device": "cpu", "figures": False,
+        "where": WHERES, "what": WHATS, "crop_size": ("1/2", "1/4+1/4"), "attention_mass": (0.3, 0.8),
+        "epochs": 1, "batch": 16, "workers": 0, "device": "cpu", "figures": False,
     }  # fmt: skip
     return Matrix(data=data, out=out, **settings | changes)
 
@@ -41,46 +41,46 @@ def asked(data: Path, out: Path, **changes) -> Matrix:
 @pytest.fixture(scope="module")
 def grid(toy, tmp_path_factory):
     out = tmp_path_factory.mktemp("grid")
-    return asked(toy, out), fill(asked(toy, out))
+    return settings_for(toy, out), fill(settings_for(toy, out))
 
 
 @pytest.fixture
 def computed(monkeypatch) -> list[str]:
-    """What passes over the images, from now on."""
-    told, real = [], MatrixContext.over
+    """The passes over the images from now on."""
+    passes, real = [], MatrixContext.over
 
-    def noted(self, function, indices, preprocess, *, exact):
-        told.append("maps" if exact else "features")
+    def recorded(self, function, indices, preprocess, *, exact):
+        passes.append("maps" if exact else "features")
         return real(self, function, indices, preprocess, exact=exact)
 
-    monkeypatch.setattr(MatrixContext, "over", noted)
-    return told
+    monkeypatch.setattr(MatrixContext, "over", recorded)
+    return passes
 
 
-def answers_in(config: Matrix, cell: Cell, split: str = "test") -> Predictions:
+def predictions_of(config: Matrix, cell: Cell, split: str = "test") -> Predictions:
     return Predictions.load_csv(config.folder / "cells" / cell.folder / "predictions" / f"{split}.csv")
 
 
-# ---- what is in it ---------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_cell_is_filled_and_its_file_agrees(grid):
+def test_every_cell_is_computed_and_agrees_with_its_file(grid):
     config, found = grid
     assert len(found.filled) == len(WHERES) * len(WHATS)
     for cell in found.filled:
-        assert cell.figure.value == pytest.approx(score(answers_in(config, cell), "worst-group"))
+        assert cell.figure.value == pytest.approx(score(predictions_of(config, cell), "worst-group"))
         assert cell.figure.n > 0
     assert set(read_cells(config.folder / "cells.jsonl")) == {cell.key for cell in found.cells}
     content = json.loads((config.folder / "matrix.json").read_text())
     assert [len(content["cells"]), content["wheres"]] == [12, list(WHERES)]
 
 
-def test_validation_data_choose_the_way_without_group_labels(grid):
+def test_the_way_is_selected_on_validation_data_without_group_labels(grid):
     config, found = grid
     for cell in found.filled:
         assert cell.tried[cell.way] == max(cell.tried.values())
         if "dfr" not in cell.what.kind:
-            assert cell.validation == pytest.approx(score(answers_in(config, cell, "val"), "balanced"))
+            assert cell.validation == pytest.approx(score(predictions_of(config, cell, "val"), "balanced"))
             assert cell.validation == cell.tried[cell.way]
     ways = {str(cell.where): set(cell.tried) for cell in found.cells if cell.what.kind == "mask-probe"}
     assert ways[WHERES[0]] == {"patches with 30 % of the map", "patches with 80 % of the map"}
@@ -94,13 +94,13 @@ def test_everything_with_a_frozen_backbone_is_the_probe(grid, toy, tmp_path):
     expected = Predictions.load_csv(run / "predictions" / "test.csv").probabilities
     for cell in found.filled:
         if cell.where.kind == "everything" and "probe" in cell.what.kind:
-            assert answers_in(config, cell).probabilities == pytest.approx(expected, abs=1e-4)
+            assert predictions_of(config, cell).probabilities == pytest.approx(expected, abs=1e-4)
 
 
 def test_attention_with_crops_is_a2(toy, tmp_path):
     known = "sightline-nano"
-    config = asked(toy, tmp_path / "grid", where=(f"attention:{NANO}:2",), what=(f"crop-probe:{known}",))
-    told = {
+    config = settings_for(toy, tmp_path / "grid", where=(f"attention:{NANO}:2",), what=(f"crop-probe:{known}",))
+    shared = {
         "backbone": known,
         "where": NANO,
         "layer": (2,),
@@ -108,24 +108,27 @@ def test_attention_with_crops_is_a2(toy, tmp_path):
         "workers": 0,
         "device": "cpu",
     }
-    run = sightline.train(A2(toy, out=tmp_path / "run", **told))
+    run = sightline.train(A2(toy, out=tmp_path / "run", **shared))
     expected = Predictions.load_csv(run / "predictions" / "test.csv").probabilities
     (cell,) = fill(config).cells
     assert cell.published == "A²"
-    assert answers_in(config, cell).probabilities == pytest.approx(expected, abs=1e-4)
+    assert predictions_of(config, cell).probabilities == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_best_new_pairing_stands_against_the_best_published_one(grid):
+def test_the_best_new_pair_is_compared_with_the_best_published_one(grid):
     _, found = grid
-    everyone, untold = found.comparisons
-    for duel, rivals in ((everyone, found.filled), (untold, [c for c in found.filled if c.where.kind != "masks"])):
-        for chosen, published in ((duel.new, False), (duel.published, True)):
-            same = [cell.validation for cell in rivals if bool(cell.published) == published]
+    overall, without_masks = found.comparisons
+    for best, candidates in (
+        (overall, found.filled),
+        (without_masks, [c for c in found.filled if c.where.kind != "masks"]),
+    ):
+        for chosen, published in ((best.new, False), (best.published, True)):
+            same = [cell.validation for cell in candidates if bool(cell.published) == published]
             assert chosen.validation == max(same)
-        gain = duel.new.figure.value - duel.published.figure.value
-        assert duel.gain.value == pytest.approx(gain)
-        assert duel.gain.low <= gain <= duel.gain.high
-    assert "masks:data" not in untold.sentence
+        gain = best.new.figure.value - best.published.figure.value
+        assert best.gain.value == pytest.approx(gain)
+        assert best.gain.low <= gain <= best.gain.high
+    assert "masks:data" not in without_masks.sentence
     assert found.best is not None
     assert not found.best.uses_true_masks
 
@@ -133,9 +136,9 @@ def test_the_best_new_pairing_stands_against_the_best_published_one(grid):
 def test_cells_can_be_compared_like_runs(grid):
     config, found = grid
     first, second = (config.folder / "cells" / cell.folder for cell in found.cells[:2])
-    code, said, _ = typed("compare", first, second)
+    code, text, _ = typed("compare", first, second)
     assert code == 0
-    assert "24 images" in said
+    assert "24 images" in text
 
 
 # ---- what is not computed twice --------------------------------------------------------------------------------------
@@ -150,46 +153,46 @@ def test_a_finished_grid_computes_nothing_again(grid, computed):
     assert (config.folder / "cells.jsonl").read_text() == lines
 
 
-def test_a_grid_can_be_put_together_without_computing(grid, computed):
+def test_a_grid_is_collected_without_computing(grid, computed):
     config, found = grid
     wheres = (*config.where, "centre")
-    collect_cells = fill(replace(config, where=wheres, collect=True))
+    collected = fill(replace(config, where=wheres, collect=True))
     assert computed == []
-    assert list(collect_cells.cells[: len(found.cells)]) == list(found.cells)
-    assert {cell.empty for cell in collect_cells.cells[len(found.cells) :]} == {"not filled yet"}
-    with pytest.raises(UserError, match="no filled cells to collect"):
+    assert list(collected.cells[: len(found.cells)]) == list(found.cells)
+    assert {cell.empty for cell in collected.cells[len(found.cells) :]} == {"not computed yet"}
+    with pytest.raises(UserError, match="no finished cells to collect"):
         fill(replace(config, collect=True, out=config.folder / "elsewhere"))
 
 
-def test_a_grid_is_put_together_of_all_that_is_there_whatever_is_named(grid):
+def test_a_grid_is_collected_from_all_cells_whatever_is_named(grid):
     config, found = grid
-    collect_cells = fill(replace(config, where=("everything",), what=WHATS[2:], collect=True))
-    assert [str(spec) for spec in collect_cells.wheres] == ["everything", *WHERES[:3]]
-    assert {cell.key for cell in collect_cells.filled} >= {cell.key for cell in found.filled}
+    collected = fill(replace(config, where=("everything",), what=WHATS[2:], collect=True))
+    assert [str(spec) for spec in collected.wheres] == ["everything", *WHERES[:3]]
+    assert {cell.key for cell in collected.filled} >= {cell.key for cell in found.filled}
     kept = json.loads((config.folder / "matrix.json").read_text())
     assert kept["whats"][0] == WHATS[2]
     assert len([cell for cell in kept["cells"] if cell["metrics"]]) >= len(found.filled)
 
 
-def test_a_grid_is_not_put_together_with_other_data(grid, tmp_path):
+def test_a_grid_is_not_collected_with_other_data(grid, tmp_path):
     config, found = grid
     other = write_toy(tmp_path / "toy", train=8, val=8, test=found.cells[0].metrics.n + 4)
-    with pytest.raises(UserError, match="name the data that it was filled with"):
+    with pytest.raises(UserError, match="name the data they were computed on"):
         fill(replace(config, data=other, out=config.folder, collect=True))
 
 
-def test_cells_of_as_many_other_pictures_are_not_taken_for_these(grid, tmp_path):
+def test_cells_of_other_data_of_the_same_size_are_not_collected(grid, tmp_path):
     config, found = grid
     other = write_toy(tmp_path / "toy", train=32, val=32, test=found.cells[0].metrics.n, seed=1)
-    with pytest.raises(UserError, match="name the data that it was filled with"):
+    with pytest.raises(UserError, match="name the data they were computed on"):
         fill(replace(config, data=other, out=config.folder, collect=True))
 
 
-def test_masks_that_change_and_keep_their_size_are_answered_anew(toy, tmp_path, computed):
+def test_cells_are_computed_again_when_masks_change_but_not_their_size(toy, tmp_path, computed):
     shutil.copytree(toy / "masks", masks := tmp_path / "masks")
     for file in masks.rglob("*.png"):
         Image.open(file).convert("L").save(file, compress_level=0)
-    config = asked(toy, tmp_path / "grid", where=(f"masks:{masks}",), what=WHATS[:1])
+    config = settings_for(toy, tmp_path / "grid", where=(f"masks:{masks}",), what=WHATS[:1])
     (first,) = fill(config).cells
     once = len(computed)
     sizes = [file.stat().st_size for file in sorted(masks.rglob("*.png"))]
@@ -199,19 +202,19 @@ def test_masks_that_change_and_keep_their_size_are_answered_anew(toy, tmp_path, 
     (again,) = fill(config).cells
     assert again.key != first.key
     assert len(computed) == 2 * once
-    assert not (answers_in(config, again).probabilities == answers_in(config, first).probabilities).all()
+    assert not (predictions_of(config, again).probabilities == predictions_of(config, first).probabilities).all()
 
 
-def test_the_datas_own_masks_are_the_truth_under_any_path(toy, tmp_path, computed):
+def test_the_masks_of_the_data_are_recognised_under_any_path(toy, tmp_path, computed):
     shutil.copytree(toy / "masks", tmp_path / "elsewhere")
     wheres = ("masks:data", f"masks:{toy / 'masks'}", f"masks:{tmp_path / 'elsewhere'}", "everything")
-    found = fill(asked(toy, tmp_path / "grid", where=wheres, what=WHATS[:1]))
+    found = fill(settings_for(toy, tmp_path / "grid", where=wheres, what=WHATS[:1]))
     assert [cell.uses_true_masks for cell in found.cells] == [True, True, True, False]
     assert len({cell.key for cell in found.cells}) == 2
     assert found.best is found.cells[-1]
 
 
-def test_one_more_what_costs_only_its_own_work(grid, computed):
+def test_another_predictor_costs_only_its_own_work(grid, computed):
     config, found = grid
     more = fill(replace(config, what=(*WHATS, f"crop-dfr:{NANO}")))
     assert [cell for cell in more.cells if cell.what.kind != "crop-dfr"] == list(found.cells)
@@ -219,15 +222,15 @@ def test_one_more_what_costs_only_its_own_work(grid, computed):
     assert len(more.filled) == 16
 
 
-def test_another_backbone_finds_the_maps_there(grid, computed):
+def test_another_backbone_reuses_the_maps(grid, computed):
     config, _ = grid
     other = replace(config, where=WHERES[:1], what=("crop-probe:random:nano",), seed=0, crop_size=("1/2",))
     assert len(fill(other).filled) == 1
     assert "maps" not in computed
 
 
-def test_a_cell_without_its_answers_is_filled_again(toy, tmp_path):
-    config = asked(toy, tmp_path, where=("everything",), what=WHATS[:1])
+def test_a_cell_without_its_predictions_is_computed_again(toy, tmp_path):
+    config = settings_for(toy, tmp_path, where=("everything",), what=WHATS[:1])
     (cell,) = fill(config).cells
     path = tmp_path / "cells" / cell.folder / "predictions" / "test.csv"
     before = path.read_bytes()

@@ -72,7 +72,7 @@ def test_a_box_of_the_right_size_is_not_touched(generator):
     assert torch.equal(found, images[:, :, :32, 8:])
 
 
-def test_a_box_beyond_the_picture_is_refused():
+def test_a_box_beyond_the_image_is_an_error():
     with pytest.raises(ValueError, match="beyond their images of 8×8"):
         crop_and_resize(torch.zeros(1, 3, 8, 8), torch.tensor([[4, 4, 9, 8]]), (8, 8))
 
@@ -85,7 +85,7 @@ def test_features_are_the_crops_cls_tokens_in_the_order_of_the_crops(generator):
     assert torch.equal(BoxProbe(vit, (16, 16), 2).embed(images, sight), expected)
 
 
-def test_the_answer_depends_on_nothing_outside_the_boxes(generator):
+def test_the_prediction_depends_on_nothing_outside_the_boxes(generator):
     images, sight = torch.rand(4, 3, 32, 32, generator=generator), two_boxes(generator, 4)
     what = BoxProbe(small_vit(classes=0), (32, 32), 2, 3).eval()  # crops of 12 pixels are enlarged
     certificate = verify(what, images, sight, draws=2)
@@ -96,16 +96,16 @@ def test_the_answer_depends_on_nothing_outside_the_boxes(generator):
     assert torch.equal(what.judge(outside, sight).logits, what.judge(images, sight).logits)
 
 
-def test_what_else_a_sight_hides_is_hidden_inside_the_boxes_too(generator):
+def test_keep_and_keep_pixels_hide_inside_the_boxes_too(generator):
     images, boxes = torch.rand(4, 3, 32, 32, generator=generator), two_boxes(generator, 4).boxes
     keep = torch.rand(4, 4, 4, generator=generator) < 0.5
     what = BoxProbe(small_vit(classes=0), (32, 32), 2, 3).eval()
     assert verify(what, images, Sight(keep=keep, boxes=boxes), draws=1).verdict == "blind"
 
 
-def test_another_number_of_boxes_than_learned_is_refused(generator):
+def test_another_number_of_boxes_than_in_training_is_an_error(generator):
     what, images = BoxProbe(small_vit(classes=0), (16, 16), 1, 3), torch.zeros(2, 3, 32, 32)
-    with pytest.raises(ValueError, match="1 boxes in each picture, and the sight has 2"):
+    with pytest.raises(ValueError, match="1 boxes per image, and the sight has 2"):
         what.judge(images, two_boxes(generator, 2))
     with pytest.raises(ValueError, match="no boxes"):
         what.judge(images, Sight.everything(images))
@@ -121,7 +121,7 @@ def test_crops_go_with_any_predictor_that_takes_a_sight(generator):
 # ---- the whole -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_loads_without_the_files_it_was_made_from_and_answers_as_it_did(toy, tmp_path):
+def test_a_loaded_run_predicts_the_same_without_the_original_files(toy, tmp_path):
     files = {"where": tmp_path / "where.safetensors", "backbone": tmp_path / "what.safetensors"}
     for seed, file in enumerate(files.values()):
         save_backbone(load_backbone("random:nano", seed=seed), file)
@@ -141,7 +141,7 @@ def test_a_run_loads_without_the_files_it_was_made_from_and_answers_as_it_did(to
     assert verify(model.method, torch.rand(2, 3, 64, 64), draws=1).verdict == "blind"
 
 
-def test_validation_data_choose_and_the_first_of_equals_is_kept(toy, tmp_path, monkeypatch):
+def test_validation_data_select_and_ties_go_to_the_first(toy, tmp_path, monkeypatch):
     real, seen = method_file.fit_each_count, []
 
     def scored(config, where, *rest):
@@ -151,7 +151,7 @@ def test_validation_data_choose_and_the_first_of_equals_is_kept(toy, tmp_path, m
             good = where.heads == 2 and count == 2
             yield count, method_file.replace(fitted, score=0.75 if good else 0.5)
 
-    monkeypatch.setattr(method_file, "fits", scored)
+    monkeypatch.setattr(method_file, "fit_each_count", scored)
     config = A2(**settings(toy, tmp_path / "run", crop_size=("1/2+1/4", "1/3"), crop_count=(1, 2), heads=("max", "2")))
     assert config.choices == 8
     assert config.selects == "balanced"
@@ -172,7 +172,7 @@ def test_the_number_of_crops_changes_nothing_about_the_first_ones(toy, tmp_path)
         assert tried["crops " + "+".join(["1/3"] * count) + ", block -1, heads mean"] == log_of(folder)["balanced"]
 
 
-def test_features_are_computed_once_for_each_way_of_looking(toy, tmp_path):
+def test_features_are_computed_once_per_selector(toy, tmp_path):
     cache = tmp_path / "cache"
     same = {"cache": cache, "crop_size": ("1/3",)}
     first = train(A2(**settings(toy, tmp_path / "a", **same)))
@@ -188,7 +188,7 @@ def test_features_are_computed_once_for_each_way_of_looking(toy, tmp_path):
         assert len(list(cache.glob("features-*"))) == before + 2, change
 
 
-def test_a_crop_of_everything_is_the_probe(toy, tmp_path):
+def test_a_crop_of_the_whole_image_is_the_probe(toy, tmp_path):
     save_backbone(load_backbone("random:nano"), file := tmp_path / "nano.safetensors")
     same = {"backbone": str(file), "untuned": False}
     whole = load(train(CentreCrop(**settings(toy, tmp_path / "crop", crop_size=("1",), **same))))
@@ -199,7 +199,7 @@ def test_a_crop_of_everything_is_the_probe(toy, tmp_path):
     assert log_of(whole.run.folder)["balanced"] == log_of(probe.run.folder)["balanced"]
 
 
-def test_pictures_may_be_larger_than_the_backbone_was_made_for(toy, tmp_path):
+def test_images_may_be_larger_than_the_backbones_input_size(toy, tmp_path):
     model = load(train(RandomCrop(**settings(toy, tmp_path / "run", size=128, crop_size=("1/2",)))))
     assert model.expects.size == (128, 128)
     assert facts_of(tmp_path / "run")["crops"]["size"] == [64, 64]
@@ -215,14 +215,17 @@ def test_pictures_may_be_larger_than_the_backbone_was_made_for(toy, tmp_path):
         ({"crop_size": ("1.5",)}, "--crop-size 1.5: a side is a fraction"),
         ({"crop_size": ("1/0",)}, "--crop-size 1/0: a side is a fraction"),
         ({"crop_size": ("65",)}, "--crop-size 65: larger than the image, 64 pixels"),
-        ({"crop_size": ("4/7",), "crop_count": (2,)}, r"--crop-size 4/7\+4/7: two crops of 37 and 37 pixels would overlap"),
+        (
+            {"crop_size": ("4/7",), "crop_count": (2,)},
+            r"--crop-size 4/7\+4/7: two crops of 37 and 37 pixels would overlap",
+        ),
         ({"crop_count": (0,)}, "--crop-count 0: must be at least 1"),
         ({"layer": (99,)}, "--layer 99: random:nano has"),
         ({"heads": ("many",)}, "--heads many: mean, entropy, lowest, max, or the number of a head"),
         ({"where": "nothing.safetensors"}, "nothing.safetensors: no such file"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_computed(toy, tmp_path, more, complaint):
+def test_invalid_settings_are_errors_before_anything_is_computed(toy, tmp_path, more, complaint):
     with pytest.raises(UserError, match=complaint):
         train(A2(**settings(toy, tmp_path / "run", **more)))
     assert not (tmp_path / "run" / "features").exists()
@@ -230,7 +233,7 @@ def test_what_cannot_be_is_said_before_anything_is_computed(toy, tmp_path, more,
         train(CentreCrop(**settings(toy, tmp_path / "run", crop_size=("1/4+1/4",))))
 
 
-def test_crops_that_do_not_fit_are_left_out_while_others_remain(toy, tmp_path, capsys):
+def test_crops_that_do_not_fit_are_skipped(toy, tmp_path, capsys):
     folder = train(A2(**settings(toy, tmp_path / "run", crop_size=("2/7", "4/7", "65"), crop_count=(1, 2))))
     tried = [words.partition(",")[0] for words in log_of(folder)["tried_crops"]]
     assert tried == ["crops 2/7", "crops 2/7+2/7", "crops 4/7"]

@@ -15,7 +15,14 @@ from sightline.datasets.toy import write_toy
 from sightline.datasets.toy_images import make_toy
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
-from sightline.methods.a2_adapter import AdapterData, AdapterSettings, parse_candidate_grid, selected_candidates, train_adapter, result_sentence
+from sightline.methods.a2_adapter import (
+    AdapterData,
+    AdapterSettings,
+    parse_candidate_grid,
+    result_sentence,
+    selected_candidates,
+    train_adapter,
+)
 from sightline.sight import Method, inside_boxes
 from sightline.train import train
 from sightline.verify.verify import verify
@@ -59,9 +66,11 @@ def test_it_has_about_3000_parameters_whatever_the_backbone(width):
 
 
 @pytest.mark.parametrize("kind", ["tokens", "map"])
-def test_before_it_learns_it_is_plain_attention_and_it_can_learn(kind, generator):
+def test_an_untrained_adapter_is_plain_attention_with_a_gradient(kind, generator):
     vit, images = small_vit(classes=0), torch.rand(3, 3, 32, 32, generator=generator)
-    sight = AdaptedSight(FrozenAttention(vit, 1, 2), CandidateBoxes([(0.25, None)]), Adapter(kind, 32, 16).initialize(generator))
+    sight = AdaptedSight(
+        FrozenAttention(vit, 1, 2), CandidateBoxes([(0.25, None)]), Adapter(kind, 32, 16).initialize(generator)
+    )
     attention, tokens = sight.glance(images)
     assert torch.equal(attention, cls_attention_map(vit, images, 1, 2))
     adapted = sight.adapter(attention, tokens)
@@ -72,7 +81,7 @@ def test_before_it_learns_it_is_plain_attention_and_it_can_learn(kind, generator
     assert gradient.abs().max() > 0
 
 
-def test_candidates_are_those_of_the_paper_in_either_reading():
+def test_candidates_are_those_of_the_paper():
     boxes = CandidateBoxes([parse_candidate_grid("1/7"), parse_candidate_grid("2/7")]).boxes((224, 224))
     assert len(boxes) == 49 + 9
     assert boxes[8].tolist() == [32, 32, 64, 64]
@@ -84,7 +93,7 @@ def test_candidates_are_those_of_the_paper_in_either_reading():
 
 
 @pytest.mark.parametrize("side", [96, 112, 160, 224, 252, 256, 336, 384, 448, 518])
-def test_seven_sevenths_stand_side_by_side_at_every_size(side):
+def test_seven_crops_of_a_seventh_fit_at_every_size(side):
     boxes = CandidateBoxes([parse_candidate_grid("1/7"), parse_candidate_grid("2/7")]).boxes((side, side))
     assert len(boxes) == 49 + 9
     for some, share in ((boxes[:49], 1 / 7), (boxes[49:], 2 / 7)):
@@ -106,7 +115,9 @@ def test_a_candidates_score_is_the_mean_of_the_map_in_it(generator):
 
 
 def test_it_looks_at_the_candidates_with_the_highest_scores(generator):
-    sight = AdaptedSight(FrozenAttention(small_vit(classes=0)), CandidateBoxes([(0.25, 7), (0.5, 2)]), Adapter("tokens", 32, 16), 2)
+    sight = AdaptedSight(
+        FrozenAttention(small_vit(classes=0)), CandidateBoxes([(0.25, 7), (0.5, 2)]), Adapter("tokens", 32, 16), 2
+    )
     torch.nn.init.normal_(sight.adapter.out.weight, generator=generator)
     sight.adapter.initialize(generator)
     images = torch.rand(4, 3, 32, 32, generator=generator)
@@ -132,7 +143,8 @@ def learned_on(toy, labels: torch.Tensor, vit, seed: int) -> tuple[float, float]
         attention, tokens = sight.glance(images)
         crops = what.embed(images, sight.candidates.look(images)).unflatten(1, (16, -1))
     known, others = (
-        AdapterData(*(t[part] for t in (attention, tokens, crops, labels)), size) for part in (slice(96), slice(96, None))
+        AdapterData(*(t[part] for t in (attention, tokens, crops, labels)), size)
+        for part in (slice(96), slice(96, None))
     )
 
     def around() -> float:
@@ -147,7 +159,7 @@ def learned_on(toy, labels: torch.Tensor, vit, seed: int) -> tuple[float, float]
 
 
 @pytest.mark.slow
-def test_it_learns_to_look_at_whatever_the_question_is_about():
+def test_the_adapter_learns_to_look_at_what_the_labels_depend_on():
     """Claim A11 in miniature. Attention likes the birds; asked for the place, it must look around them."""
     vit = load_backbone("sightline-nano", classes=0)
     tempting, fair = (make_toy(144, size=96, seed=5, correlation=c, displacement=0.1) for c in (0.9, 0.5))
@@ -159,7 +171,9 @@ def test_it_learns_to_look_at_whatever_the_question_is_about():
 
 def told_by_tokens(generator, n=128) -> tuple[AdaptedSight, AdapterData, torch.Tensor]:
     """One of 16 cells holds the answer and another all attention; tokens say which is which."""
-    sight = AdaptedSight(FrozenAttention(small_vit(classes=0)), CandidateBoxes([(0.25, None)]), Adapter("tokens", 32, 16))
+    sight = AdaptedSight(
+        FrozenAttention(small_vit(classes=0)), CandidateBoxes([(0.25, None)]), Adapter("tokens", 32, 16)
+    )
     sight.adapter.initialize(generator)
     places = torch.stack([torch.randperm(16, generator=generator)[:2] for _ in range(n)])
     answer, attended = F.one_hot(places, 16).float().unbind(dim=1)
@@ -169,10 +183,14 @@ def told_by_tokens(generator, n=128) -> tuple[AdaptedSight, AdapterData, torch.T
     crops = torch.randn(n, 16, 8, generator=generator)
     crops[..., 0] += 6 * answer * (2 * labels[:, None] - 1)
     attention = torch.maximum(torch.rand(n, 16, generator=generator), 1.5 * attended).view(n, 4, 4)
-    return sight, AdapterData(attention / attention.sum(dim=(1, 2), keepdim=True), tokens, crops, labels, (32, 32)), places
+    return (
+        sight,
+        AdapterData(attention / attention.sum(dim=(1, 2), keepdim=True), tokens, crops, labels, (32, 32)),
+        places,
+    )
 
 
-def test_a_cell_that_attention_ignores_is_found_when_it_holds_the_answer(generator):
+def test_the_adapter_finds_the_informative_cell_that_attention_ignores(generator):
     sight, pictures, places = told_by_tokens(generator)
     before = selected_candidates(sight, pictures)[:, 0] == places.T
     settings = A2Adapter(Path(), steps=150, lr=3e-3, support=64, query=64, noise_samples=50, noise=0.2)
@@ -184,7 +202,7 @@ def test_a_cell_that_attention_ignores_is_found_when_it_holds_the_answer(generat
     assert learned.losses[-1] < learned.losses[0] / 2
 
 
-def test_a_choice_that_noise_never_changes_teaches_nothing_and_that_is_said(generator):
+def test_without_exploration_nothing_is_learned_and_the_user_is_told(generator):
     sight, pictures, places = told_by_tokens(generator)
     peaks = F.one_hot(places[:, 1], 16).float().view(-1, 4, 4)
     pictures = replace(pictures, attention=peaks)
@@ -194,7 +212,7 @@ def test_a_choice_that_noise_never_changes_teaches_nothing_and_that_is_said(gene
     assert "a larger --noise would explore more" in result_sentence(learned, 3000)
 
 
-def test_the_same_seed_learns_the_same(generator):
+def test_the_same_seed_trains_the_same(generator):
     state, weights = generator.get_state(), []
     for seed in (0, 0, 1):
         sight, pictures, _ = told_by_tokens(generator.set_state(state), n=32)
@@ -208,7 +226,7 @@ def test_the_same_seed_learns_the_same(generator):
 
 
 @pytest.mark.parametrize("kind", ["tokens", "map"])
-def test_a_run_loads_and_answers_as_it_did_and_is_blind(toy, tmp_path, kind):
+def test_a_loaded_run_predicts_the_same_and_is_blind(toy, tmp_path, kind):
     folder = train(config(toy, tmp_path / "run", adapter=kind, crop_count=2, where="sightline-nano", lr=0.1))
     model = load(folder)
     assert isinstance(model.method, Method)
@@ -219,11 +237,11 @@ def test_a_run_loads_and_answers_as_it_did_and_is_blind(toy, tmp_path, kind):
     told = torch.tensor([[float(row[f"p_{name}"]) for name in model.classes] for row in answers])
     torch.testing.assert_close(given.probabilities, told, atol=1e-4, rtol=0)
     assert given.sight.boxes.shape == (16, 2, 4)
-    assert verify(model.method, torch.rand(2, 3, 64, 64), draws=1).verdict == "blind"
+    assert verify(model.method, torch.rand(2, 3, 64, 64), noise_samples=1).verdict == "blind"
     assert len(log_of(folder)["losses"]) == 3
 
 
-def test_what_was_seen_once_serves_other_seeds_and_the_same_seed_makes_the_same_run(toy, tmp_path):
+def test_cached_features_serve_other_seeds_and_the_same_seed_makes_the_same_run(toy, tmp_path):
     save_backbone(load_backbone("random:nano"), file := tmp_path / "nano.safetensors")
     same = {"cache": tmp_path / "cache", "backbone": str(file)}
     runs = [train(config(toy, tmp_path / str(i), seed=seed, lr=0.1, **same)) for i, seed in enumerate((0, 0, 1))]
@@ -257,7 +275,7 @@ def test_a_run_from_when_shares_were_rounded_up_keeps_its_candidates(toy, tmp_pa
     assert boxes[:25].tolist() == [[x, y, x + 11, y + 11] for y in starts for x in starts]
 
 
-def test_a_few_pictures_may_teach_the_adapter(toy, tmp_path):
+def test_the_adapter_can_be_trained_on_few_images(toy, tmp_path):
     folder = train(config(toy, tmp_path / "run", train_images=12))
     assert log_of(folder)["pictures"] == 12
     assert np.isfinite(log_of(folder)["losses"]).all()
@@ -279,7 +297,7 @@ def test_a_few_pictures_may_teach_the_adapter(toy, tmp_path):
         ({"steps": -1}, "--steps -1: must be at least 0"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_computed(toy, tmp_path, more, complaint):
+def test_invalid_settings_are_errors_before_anything_is_computed(toy, tmp_path, more, complaint):
     with pytest.raises(UserError, match=complaint):
         train(config(toy, tmp_path / "run", **more))
     assert not (tmp_path / "run" / "features").exists()
@@ -297,7 +315,7 @@ def test_from_the_command_line_to_a_proof(toy, tmp_path):
     assert typed("evaluate", run, "--workers", 0, "--device", "cpu")[0] == 0
     code, out, _ = typed("localize", run, "--workers", 0, "--device", "cpu")
     assert code == 0
-    assert "map adapted" in out
+    assert "adapted" in out
 
 
 def test_runs_of_two_pairs_of_backbones_do_not_share_a_folder():

@@ -11,7 +11,7 @@ from sightline.config import Aim, Ep
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.train import train
-from sightline.what.attentive import AimPool, EpPool, BatchStandardize
+from sightline.what.attentive import AimPool, BatchStandardize, EpPool
 from sightline.where.relevance import has_relevance_map
 
 from ..commands import typed
@@ -24,7 +24,7 @@ def tokens(count: int = 5, width: int = 24) -> torch.Tensor:
     return torch.randn(3, count, width, generator=torch.Generator().manual_seed(0))
 
 
-def test_tokens_are_standardised_over_pictures_and_places_as_batch_norm_does():
+def test_tokens_are_standardised_like_batch_norm():
     ours, theirs = BatchStandardize(24), torch.nn.BatchNorm1d(24, eps=1e-6, affine=False)
     x = 3 + 2 * tokens()
     torch.testing.assert_close(ours(x), theirs(x.transpose(1, 2)).transpose(1, 2), rtol=1e-4, atol=1e-5)
@@ -57,7 +57,7 @@ def test_each_query_of_ep_pools_channels_of_its_own():
 
 
 @pytest.mark.parametrize("kind", [Aim, Ep])
-def test_from_the_command_line_to_the_same_answers_with_the_backbone_as_it_was(kind, toy, tmp_path):
+def test_from_the_command_line_to_predictions_with_a_frozen_backbone(kind, toy, tmp_path):
     flags = [word for name, value in TOLD.items() for word in (f"--{name}", str(value))]
     code, _, err = typed("train", kind.method, toy, "--out", tmp_path / "whole", *flags)
     assert code == 0, err
@@ -97,7 +97,7 @@ def test_heads_and_queries_must_divide_the_width(toy, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_standardise_as_one_does(toy, tmp_path):
+def test_two_processes_standardise_like_one(toy, tmp_path):
     one = train(Aim(toy, out=tmp_path / "one", **TOLD))
     in_two_processes(Aim(toy, out=tmp_path / "two", **TOLD))
     for mine, theirs in zip(log_of(one), log_of(tmp_path / "two"), strict=True):

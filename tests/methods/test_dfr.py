@@ -12,7 +12,16 @@ from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.train import train
-from sightline.what.dfr import Hyperparameters, average_heads, balanced_subset, hyperparameter_grid, fit_l1, fit_balanced, split_off, select_hyperparameters
+from sightline.what.dfr import (
+    Hyperparameters,
+    average_heads,
+    balanced_subset,
+    fit_balanced,
+    fit_l1,
+    hyperparameter_grid,
+    select_hyperparameters,
+    split_off,
+)
 from sightline.what.probe import Linear, fit_logistic, standardize_features
 
 from ..commands import QUICK, SMALL, typed
@@ -27,7 +36,15 @@ def toy(tmp_path_factory) -> Path:
 
 
 def settings(toy: Path, out: Path, **changes) -> dict:
-    return {"data": toy, "out": out, "backbone": "random:nano", "size": 32, "workers": 0, "device": "cpu", "batch": 16} | changes
+    return {
+        "data": toy,
+        "out": out,
+        "backbone": "random:nano",
+        "size": 32,
+        "workers": 0,
+        "device": "cpu",
+        "batch": 16,
+    } | changes
 
 
 def facts_of(folder: Path) -> dict:
@@ -70,7 +87,7 @@ def test_without_a_shortcut_little_is_lost():
     assert right[1] > right[0] - 0.02
 
 
-def test_balanced_subsets_have_equal_groups_and_no_picture_twice():
+def test_balanced_subsets_have_equal_groups_without_repetition():
     groups = np.repeat([0, 1, 3, 4], [50, 7, 20, 9])  # no group 2
     subsets = [balanced_subset(groups, np.random.default_rng(seed)) for seed in range(3)]
     for at in subsets:
@@ -80,7 +97,7 @@ def test_balanced_subsets_have_equal_groups_and_no_picture_twice():
 
 
 @pytest.mark.parametrize("one_in", [2, 5])
-def test_pictures_that_choose_are_set_aside_from_every_group(one_in):
+def test_images_are_held_out_from_every_group(one_in):
     groups = np.repeat([0, 1, 2, 3], [40, 10, 2, 1])
     kept, aside = split_off(groups, one_in, np.random.default_rng(0))
     assert sorted([*kept, *aside]) == list(range(len(groups)))
@@ -88,7 +105,7 @@ def test_pictures_that_choose_are_set_aside_from_every_group(one_in):
     assert not np.array_equal(aside, split_off(groups, one_in, np.random.default_rng(1))[1])
 
 
-def test_twenty_refits_are_the_mean_of_twenty_fits():
+def test_refits_are_averaged():
     x, labels, groups = planted(0, agree=0.8, n=120)
     found = fit_balanced(x, labels, groups, 2, EASY, np.random.default_rng(7))
     generator, (z, mean, std) = np.random.default_rng(7), standardize_features(x)
@@ -102,7 +119,7 @@ def test_twenty_refits_are_the_mean_of_twenty_fits():
     np.testing.assert_array_equal(average_heads(fits[:1]).weight, fits[0].weight)
 
 
-def test_the_stronger_the_penalty_the_more_weights_are_nothing():
+def test_a_stronger_penalty_makes_more_weights_zero():
     x, labels, _ = planted(0, agree=0.6, n=1200)
     z, _, _ = standardize_features(x)
     zeros = [(fit_l1(z, labels, 2, Hyperparameters(c), 0).weight[1] == 0).sum() for c in (1.0, 0.1, 0.01)]
@@ -125,7 +142,7 @@ def test_it_is_the_minimum_of_the_loss_that_is_named():
         assert loss(best + step) > loss(best)
 
 
-def test_several_classes_are_fitted_one_against_the_rest_and_absent_ones_never_answered():
+def test_several_classes_are_one_vs_rest_and_absent_ones_never_predicted():
     rng = np.random.default_rng(0)
     labels = rng.choice([0, 2, 3], size=300)
     x = np.eye(4)[labels] + rng.normal(size=(300, 4)) * 0.2
@@ -142,11 +159,13 @@ def test_the_grid_has_every_c_and_weights_of_either_of_two_classes():
     assert {c.weights for c in hyperparameter_grid(2)} >= {None, (1000.0, 1.0), (1.0, 1000.0)}
 
 
-def test_other_data_choose_and_the_first_of_equals_is_kept():
+def test_held_out_data_select_and_ties_go_to_the_first():
     x, labels, groups = planted(0, agree=0.9, n=200)
     options = [Hyperparameters(1.0), Hyperparameters(0.1), Hyperparameters(0.01)]
     told = {1.0: 0.5, 0.1: 0.8, 0.01: 0.8}
-    best, tried = select_hyperparameters(x, labels, groups, 2, options, lambda fit: told[fit.c], np.random.default_rng(0))
+    best, tried = select_hyperparameters(
+        x, labels, groups, 2, options, lambda fit: told[fit.c], np.random.default_rng(0)
+    )
     assert (best, tried) == (Hyperparameters(0.1), {choice: told[choice.c] for choice in options})
 
 
@@ -154,7 +173,7 @@ def test_other_data_choose_and_the_first_of_equals_is_kept():
 
 
 @pytest.mark.parametrize("kind", ["val", "train"])
-def test_a_run_says_which_pictures_it_used_and_uses_no_others(toy, tmp_path, kind):
+def test_a_run_records_which_images_it_used_and_uses_no_others(toy, tmp_path, kind):
     folder = train(Dfr(**settings(toy, tmp_path / "run", fit_on=kind)))
     assert len(list((folder / "features").iterdir())) == 1  # of no other split
     selection, metrics = facts_of(folder)["selection"], json.loads((folder / "metrics.json").read_text())
@@ -170,13 +189,13 @@ def test_a_run_says_which_pictures_it_used_and_uses_no_others(toy, tmp_path, kin
     assert selection["in_each_refit"] == f"{min(last.values())} of each group"
 
 
-def test_other_seeds_divide_the_pictures_otherwise_and_the_same_one_alike(toy, tmp_path):
+def test_the_split_depends_on_the_seed_alone(toy, tmp_path):
     runs = [train(Dfr(**settings(toy, tmp_path / str(i), seed=seed))) for i, seed in enumerate((0, 0, 1))]
     weights = [(run / "best.safetensors").read_bytes() for run in runs]
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_from_the_command_line_to_answers(toy, tmp_path):
+def test_from_the_command_line_to_predictions(toy, tmp_path):
     run = tmp_path / "run"
     code, out, err = typed("train", "dfr", toy, *SMALL, "--fit-on", "train", "--out", run)
     assert (code, err) == (0, "")
@@ -204,14 +223,14 @@ def test_on_crops_it_is_as_blind_as_a2(toy, tmp_path):
 
 
 @pytest.mark.parametrize("config", [Dfr, A2Dfr])
-def test_what_cannot_be_is_said_before_anything_is_computed(toy, tmp_path, config):
+def test_invalid_settings_are_errors_before_anything_is_computed(toy, tmp_path, config):
     groupless = table(tmp_path / "groupless", ("cat", "dog"))
     name, out = config.method, tmp_path / "run"
     with pytest.raises(UserError, match=f"groupless: {name} needs group labels, and the data have none"):
         train(config(**settings(groupless, out)))
     with pytest.raises(UserError, match="--refits 0: must be at least 1"):
         train(config(**settings(toy, out, refits=0)))
-    with pytest.raises(UserError, match="a group of at least 50 pictures in the split 'val'; lower --min-group-size"):
+    with pytest.raises(UserError, match="a group of at least 50 images in the split 'val'; lower --min-group-size"):
         train(config(**settings(toy, out, min_group_size=50)))
     assert not (out / "features").exists()
 

@@ -15,8 +15,8 @@ from sightline.methods.dino import (
     Dino,
     crop_geometry,
     draw_hidden_patches,
-    koleo,
     knn_correct,
+    koleo,
     self_distillation,
     sinkhorn,
 )
@@ -27,7 +27,15 @@ from sightline.vit.model import ViT, ViTConfig
 from ..conftest import small_vit
 
 TINY = Pretrain(
-    data=Path("pictures"), patch=8, size=32, global_size=24, local_size=16, local_crops=2, prototypes=48, head_width=32, full_size_fraction=0.25
+    data=Path("pictures"),
+    patch=8,
+    size=32,
+    global_size=24,
+    local_size=16,
+    local_crops=2,
+    prototypes=48,
+    head_width=32,
+    full_size_fraction=0.25,
 )
 
 
@@ -45,7 +53,7 @@ def at(step: int, count: int = 8, epochs: int = 2, steps: int = 4) -> StepInfo:
     return StepInfo(0, step // steps, step % steps, epochs, steps, torch.arange(count))
 
 
-def test_the_loss_is_the_mean_cross_entropy_of_pairs_of_different_views(generator):
+def test_the_loss_is_the_mean_cross_entropy_of_pairs_of_different_crops(generator):
     student = torch.randn(3, 5, 7, generator=generator)
     targets = torch.randn(3, 2, 7, generator=generator).softmax(-1)
     pairs = [
@@ -70,13 +78,13 @@ def test_koleo_pushes_neighbours_apart(generator):
     assert koleo(points) < before
 
 
-def test_sinkhorn_uses_every_prototype_and_every_picture_equally(generator):
+def test_sinkhorn_uses_every_prototype_and_every_image_equally(generator):
     answers = sinkhorn(torch.randn(64, 8, generator=generator), iterations=50)
     assert torch.allclose(answers.sum(1), torch.ones(64), atol=1e-5)
     assert torch.allclose(answers.sum(0), torch.full((8,), 8.0), atol=1e-2)
 
 
-def test_the_teacher_follows_exactly_and_ever_more_slowly():
+def test_the_teacher_is_an_ema_with_rising_momentum():
     dino = learner()
     with torch.no_grad():
         for p in dino.student.parameters():
@@ -92,7 +100,7 @@ def test_the_teacher_follows_exactly_and_ever_more_slowly():
         before = [p.clone() for p in dino.teacher.parameters()]
 
 
-def test_only_the_student_learns():
+def test_only_the_student_is_trained():
     dino = learner(ibot=1.0)
     losses = dino(dino.make_train_batch(batch_of(), None, at(0)))
     losses["loss"].backward()
@@ -114,7 +122,7 @@ def test_losses_are_computed_in_full_precision_under_autocast():
     assert dino.centre.dtype == torch.float32
 
 
-def test_the_centre_follows_the_teachers_answers_in_training_only():
+def test_the_centre_follows_the_teachers_outputs_in_training_only():
     dino = learner()
     lesson = dino.make_train_batch(batch_of(), None, at(0))
     with torch.no_grad():
@@ -130,9 +138,14 @@ def test_the_centre_follows_the_teachers_answers_in_training_only():
     assert torch.equal(dino.centre, before)
 
 
-def test_the_last_share_of_the_steps_sees_full_size():
+def test_the_last_fraction_of_the_steps_has_full_size_crops():
     dino = learner()
-    assert [dino.make_train_batch(batch_of(), None, at(step)).crops[0].shape[-1] for step in (0, 5, 6, 7)] == [24, 24, 32, 32]
+    assert [dino.make_train_batch(batch_of(), None, at(step)).crops[0].shape[-1] for step in (0, 5, 6, 7)] == [
+        24,
+        24,
+        32,
+        32,
+    ]
 
 
 @pytest.mark.parametrize(("size", "sides"), [("nano", (8, 96, 64, 32, 96, 48)), ("s", (16, 224, 112, 48, 224, 96))])
@@ -141,7 +154,7 @@ def test_the_family_has_the_crops_of_the_documentation(size, sides):
     assert (patch, pixels, early.large, early.small, late.large, late.small) == sides
 
 
-def test_hidden_patches_are_as_many_for_all_and_painted_over():
+def test_hidden_patches_are_equally_many_and_replaced():
     hidden = draw_hidden_patches(at(0), 6)
     assert hidden.shape == (8, round(0.3 * 36))
     assert all(len(set(row.tolist())) == hidden.shape[1] for row in hidden)
@@ -166,7 +179,7 @@ def test_mass_and_hit():
     assert hit[0, :2].tolist() == [1.0, 0.0]
 
 
-def test_neighbours_vote_and_a_picture_is_not_its_own(generator):
+def test_neighbours_vote_and_an_image_is_not_its_own_neighbour(generator):
     labels = torch.arange(60) % 3
     features = F.normalize(F.one_hot(labels, 8) + 0.05 * torch.randn(60, 8, generator=generator), dim=1)
     assert knn_correct(features, labels).all()

@@ -16,7 +16,7 @@ from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.methods import given_mask
 from sightline.methods.erm import Classifier
-from sightline.methods.given_mask import MaskSettings, GivenMask, require_masks, with_masks
+from sightline.methods.given_mask import GivenMask, MaskSettings, require_masks, with_masks
 from sightline.train import train
 from sightline.verify.verify import verify
 from sightline.vit.weights import load_backbone, save_backbone
@@ -58,7 +58,9 @@ def masks_of(toy: Path, split: str) -> list[Path]:
 
 
 def told(what, **changes) -> GivenMask:
-    return GivenMask(what, replace(MaskSettings("data", 0.5, False), **changes), add_masks=require_masks, where=None).eval()
+    return GivenMask(
+        what, replace(MaskSettings("data", 0.5, False), **changes), add_masks=require_masks, where=None
+    ).eval()
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ def test_early_is_blind_and_late_leaks(images, masks):
 
 
 @torch.no_grad()
-def test_hidden_pixels_of_kept_patches_are_seen_unless_asked(images, masks):
+def test_hidden_pixels_of_kept_patches_are_seen_without_pixel_masks(images, masks):
     other = torch.where(masks[:, None], images, 1 - images)
     for pixels in (False, True):
         model = told(MaskedViT(small_vit()), patch_threshold=0.1, pixels=pixels)
@@ -94,18 +96,20 @@ def test_hidden_pixels_of_kept_patches_are_seen_unless_asked(images, masks):
     assert verify(model, images, sight, draws=1).verdict == "blind"
 
 
-def test_a_patch_is_kept_from_its_share_on(images):
+def test_a_patch_is_kept_from_the_threshold_on(images):
     masks = torch.zeros(4, 32, 32, dtype=torch.bool)
     masks[:, :8, :4] = True  # half of the first patch
-    kept = [told(MaskedViT(small_vit()), patch_threshold=share).look_at(images, masks).keep.sum() for share in (0.5, 0.6)]
+    kept = [
+        told(MaskedViT(small_vit()), patch_threshold=share).look_at(images, masks).keep.sum() for share in (0.5, 0.6)
+    ]
     assert kept == [4, 0]
 
 
-def test_it_answers_only_when_told(images):
+def test_it_predicts_only_with_masks(images):
     model = told(MaskedViT(small_vit()))
     assert model.needs_masks
     assert model.accepts_masks
-    with pytest.raises(UserError, match="told where to look"):
+    with pytest.raises(UserError, match="needs a mask for every image"):
         model.look(images)
 
 
@@ -113,7 +117,7 @@ def test_it_answers_only_when_told(images):
 
 
 @pytest.mark.parametrize(("kind", "code", "word"), [(EarlyMask, 0, "blind"), (LateMask, 1, "leaks")])
-def test_a_run_with_true_masks_comes_back(toy, tmp_path, kind, code, word):
+def test_a_run_with_true_masks_can_be_loaded(toy, tmp_path, kind, code, word):
     folder = train(small(toy, tmp_path / "run", kind))
     before = answers_of(folder)
     assert typed("evaluate", folder, *QUICK)[0] == 0
@@ -125,7 +129,7 @@ def test_a_run_with_true_masks_comes_back(toy, tmp_path, kind, code, word):
     assert found == 0, err
 
 
-def test_without_masks_it_says_what_is_needed(toy, without_masks, tmp_path):
+def test_without_masks_the_error_says_what_is_needed(toy, without_masks, tmp_path):
     with pytest.raises(UserError, match="has no masks; give a mask column, or --masks FOLDER"):
         train(small(without_masks, tmp_path / "run"))
     folder = train(small(toy, tmp_path / "told"))
@@ -147,7 +151,7 @@ def test_a_folder_of_masks_is_as_good_as_a_column(toy, without_masks, tmp_path, 
     assert typed("evaluate", folder, without_masks, *QUICK)[0] == 0
 
 
-def test_a_folder_of_masks_is_found_again_from_another_place(toy, without_masks, tmp_path, monkeypatch):
+def test_a_folder_of_masks_is_found_from_another_working_directory(toy, without_masks, tmp_path, monkeypatch):
     shutil.copytree(toy / "masks", tmp_path / "masks")
     monkeypatch.chdir(tmp_path)
     train(small(without_masks, tmp_path / "run", masks="masks"))
@@ -157,7 +161,7 @@ def test_a_folder_of_masks_is_found_again_from_another_place(toy, without_masks,
     assert code == 0, err
 
 
-def test_told_by_other_masks_it_is_measured_against_the_true_ones(toy, tmp_path):
+def test_with_other_masks_it_is_measured_against_the_true_ones(toy, tmp_path):
     """Masks of everything: seen is all, and the overlap with the truth is the birds' own share."""
     for path in sorted((toy / "masks").rglob("*.png")):
         other = tmp_path / "all" / path.relative_to(toy / "masks").with_suffix(".bmp")
@@ -171,7 +175,7 @@ def test_told_by_other_masks_it_is_measured_against_the_true_ones(toy, tmp_path)
     assert figures["pixel_iou"]["value"] == pytest.approx(sum(b.getpixel((0, 0)) for b in birds) / 255 / 8, abs=0.01)
 
 
-def test_what_a_folder_lacks_is_named(toy, tmp_path):
+def test_missing_masks_are_named(toy, tmp_path):
     rows = read_rows(toy)
     with pytest.raises(UserError, match="nowhere: no such folder of masks"):
         with_masks(rows, tmp_path / "nowhere")
@@ -186,7 +190,7 @@ def test_what_a_folder_lacks_is_named(toy, tmp_path):
         require_masks(gaps)
 
 
-def test_which_of_two_masks_is_meant_is_not_guessed(toy, tmp_path):
+def test_two_masks_for_an_image_are_an_error(toy, tmp_path):
     shutil.copytree(toy / "masks", tmp_path / "masks")
     shutil.copy(tmp_path / "masks/val/00003.png", tmp_path / "masks/val/00003.bmp")
     with pytest.raises(UserError, match=r"00003.bmp and 00003.png are both masks of val/00003.png; keep one"):
@@ -196,12 +200,12 @@ def test_which_of_two_masks_is_meant_is_not_guessed(toy, tmp_path):
 @pytest.mark.parametrize(
     ("told", "share"), [({}, 0.5), ({"sight": "pixels"}, 0.1), ({"sight": "pixels", "patch_threshold": 0.3}, 0.3)]
 )
-def test_patches_are_kept_from_a_half_on_and_to_the_pixel_from_a_tenth_on(told, share):
-    assert MaskSettings.of({"masks": "data", "patch_threshold": None, "pixels": False} | told).at_least == share
+def test_default_patch_thresholds_are_a_half_and_with_pixels_a_tenth(told, share):
+    assert MaskSettings.of(EarlyMask(Path("data"), **told)).patch_threshold == share
 
 
 @pytest.mark.parametrize(("size", "near"), [(24, 32), (8, 32)])
-def test_what_makes_masks_must_have_patches_that_divide_the_pictures(toy, tmp_path, size, near):
+def test_the_saliency_methods_patches_must_divide_the_images(toy, tmp_path, size, near):
     save_backbone(small_vit(patch=16), tmp_path / "other.safetensors")
     told = {"masks": f"tokencut:{tmp_path / 'other.safetensors'}", "size": size}
     with pytest.raises(
@@ -222,7 +226,7 @@ def test_what_makes_masks_must_have_patches_that_divide_the_pictures(toy, tmp_pa
         (EarlyMask, {"masks": "found:nothing"}, "nothing: no such file"),
     ],
 )
-def test_hopeless_settings_are_refused(toy, tmp_path, kind, wrong, said):
+def test_invalid_settings_are_errors(toy, tmp_path, kind, wrong, said):
     with pytest.raises(UserError, match=said):
         train(small(toy, tmp_path / "run", kind, **wrong))
 
@@ -250,7 +254,7 @@ def test_masks_are_made_once_for_all_epochs_and_runs(without_masks, tmp_path, ki
     assert (code, "blind" in out) == (0, True), out + err
 
 
-def test_the_weights_that_look_are_not_the_methods(without_masks, tmp_path):
+def test_saliency_weights_are_not_saved_with_the_method(without_masks, tmp_path):
     folder = train(small(without_masks, tmp_path / "run", masks="found:random:nano"))
     assert (folder / "masks").is_dir()
     model = load(folder).method
@@ -258,7 +262,7 @@ def test_the_weights_that_look_are_not_the_methods(without_masks, tmp_path):
     assert len(list(model.parameters())) == len(list(model.what.parameters()))
 
 
-def test_what_looks_follows_the_pictures_also_for_maps(images):
+def test_the_selector_moves_to_the_images_device(images):
     where = given_mask.saliency("found:random:nano").to("meta")
     model = GivenMask(MaskedViT(small_vit()), MaskSettings("", 0.5, False), add_masks=None, where=where)
     asked = []
@@ -267,7 +271,7 @@ def test_what_looks_follows_the_pictures_also_for_maps(images):
     assert asked == [images.device]
 
 
-def test_weights_that_look_and_have_changed_are_refused(without_masks, tmp_path):
+def test_changed_saliency_weights_are_an_error(without_masks, tmp_path):
     weights = tmp_path / "looks.safetensors"
     save_backbone(load_backbone("random:nano"), weights)
     config = small(without_masks, tmp_path / "run", masks=f"found:{weights}")
@@ -282,12 +286,12 @@ def test_weights_that_look_and_have_changed_are_refused(without_masks, tmp_path)
 
 
 @pytest.mark.parametrize("masks", ["data", "found:random:nano"])
-def test_an_average_of_the_weights_can_be_kept(toy, tmp_path, masks):
+def test_an_ema_of_the_weights_can_be_kept(toy, tmp_path, masks):
     folder = train(small(toy, tmp_path / "run", masks=masks, ema=0.9))
     assert load(folder).method.what.vit.head is not None
 
 
-def test_masks_move_with_their_pictures(toy, tmp_path, monkeypatch):
+def test_masks_are_transformed_with_their_images(toy, tmp_path, monkeypatch):
     """Pictures that are their own masks stay so under augmentation."""
     rows = read_rows(toy)
     data = tmp_path / "data"
@@ -332,7 +336,7 @@ def test_u2net_makes_masks(toy, tmp_path):
     assert prediction.sight.keep_pixels is not None
 
 
-def test_rows_of_a_method_that_is_not_told_stay_as_they_are(toy):
+def test_rows_of_a_method_without_given_masks_stay_unchanged(toy):
     rows = read_rows(toy)
     assert Classifier(small_vit()).with_masks(rows) is rows
     assert given_mask.saliency("data") is None

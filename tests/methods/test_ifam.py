@@ -51,7 +51,7 @@ def draws(model, images, seed: int = 0, **changes) -> RandomDraws:
 
 
 def train_batch(images) -> TrainBatch:
-    when = StepInfo(seed=0, epoch=0, step=0, epochs=1, steps=1, places=torch.arange(len(images)))
+    when = StepInfo(seed=0, epoch=0, step=0, epochs=1, steps=1, positions=torch.arange(len(images)))
     return TrainBatch(images, LABELS, None, None, torch.arange(len(images)), when)
 
 
@@ -65,24 +65,24 @@ def gradient_of_the_answer(model: IFam, images) -> torch.Tensor | None:
     return gradient
 
 
-def test_the_answer_teaches_the_prototypes_through_the_mask(images):
+def test_the_stage_2_loss_reaches_the_prototypes_through_the_mask(images):
     gradient = gradient_of_the_answer(ifam(), images)
     assert (gradient.abs().amax(dim=1) > 0).all(), "every prototype, also the background's"
 
 
 @pytest.mark.parametrize("without", [{"mask_gradient": False}, {"preset": "published"}])
-def test_without_the_masks_gradient_it_teaches_them_nothing(images, without):
+def test_without_mask_gradient_the_prototypes_get_none(images, without):
     assert gradient_of_the_answer(ifam(**without), images) is None
     published = ifam(**{"mask_gradient": True} | {k: v for k, v in without.items() if k == "preset"})
     assert gradient_of_the_answer(published, images).abs().max() > 0, "a flag wins over the preset"
 
 
-def test_soft_masks_teach_too_and_can_be_kept_from_it(images):
+def test_soft_masks_have_a_gradient_unless_disabled(images):
     assert gradient_of_the_answer(ifam(soft_mask=True), images).abs().max() > 0
     assert gradient_of_the_answer(ifam(soft_mask=True, mask_gradient=False), images) is None
 
 
-def test_the_gradient_is_that_of_the_surviving_shares(images):
+def test_the_gradient_is_that_of_the_kept_parts_probabilities(images):
     """Hard forward; backward, the loss as a function of the mask times the shares' slope: by finite differences."""
     model = ifam().double()
     images = images.double()
@@ -116,7 +116,7 @@ def test_the_gradient_is_that_of_the_surviving_shares(images):
 # ---- presets and flags -----------------------------------------------------------------------------------------------
 
 
-def test_presets_say_what_papers_and_published_code_do():
+def test_presets_follow_the_papers_and_the_published_code():
     ours = PartSettings.of(Ifam(Path("data")))
     papers, published = (
         PartSettings.of(Ifam(Path("data"), preset=preset, sight=sight))
@@ -131,11 +131,16 @@ def test_presets_say_what_papers_and_published_code_do():
     assert weights == [Shaping(1, 1, 1, 1, 1, 2, 0)] * 2
 
 
-def test_flags_win_over_the_preset():
+def test_flags_override_the_preset():
     flags = ["data", "--preset", "published", "--share-noise", "True", "--eval-noise", "False"]
     flags += ["--shaping.orthogonality-over", "parts", "--mask-gradient", "True"]
     how = PartSettings.of(tyro.cli(Ifam, args=flags))
-    assert (how.share_noise, how.eval_noise, how.mask_gradient, how.shaping.orthogonality_over) == (True, False, True, "parts")
+    assert (how.share_noise, how.eval_noise, how.mask_gradient, how.shaping.orthogonality_over) == (
+        True,
+        False,
+        True,
+        "parts",
+    )
 
 
 def test_noise_is_shared_or_drawn_twice(images):
@@ -174,7 +179,7 @@ def test_ablations_leave_out_what_they_name(images):
     assert names(classify_parts=0) == shaping | {"answer"}
 
 
-def test_what_no_loss_reaches_is_not_trained(images):
+def test_parameters_without_a_loss_are_frozen(images):
     """Several processes would wait for its gradient in vain."""
     for changes in (
         {}, {"preset": "published"}, {"classify_parts": 0}, {"shaping": Shaping.none()}, {"soft_mask": True},
@@ -196,7 +201,7 @@ def trained(model) -> set[str]:
     return {name for name, p in model.named_parameters() if p.requires_grad}
 
 
-def test_what_is_frozen():
+def test_frozen_parameters():
     tokens = {f"where.vit.{name}" for name in ("cls_token", "reg_token", "pos_embed")}
     parts = {"where.prototypes", "where.modulation.weight", "where.modulation.bias", "where.head.weight"}
     second = {f"what.vit.{name}" for name, _ in ifam().what.vit.named_parameters()}
@@ -208,7 +213,7 @@ def test_what_is_frozen():
     assert len(ifam(parts=5).where.prototypes) == 6
 
 
-def test_both_stages_begin_with_the_backbones_weights():
+def test_both_stages_start_with_the_backbones_weights():
     model, vit = ifam(), small_vit(classes=0)
     for name, tensor in vit.state_dict().items():
         assert torch.equal(model.where.vit.state_dict()[name], tensor)
@@ -259,7 +264,7 @@ def test_published_evaluation_has_noise_and_its_map_is_not_its_mask(images):
     assert torch.equal(shared.keep, shared.parts.argmax(dim=1) < published.where.parts)
 
 
-def test_weights_in_bfloat16_look_and_judge_too(images):
+def test_bfloat16_weights_look_and_judge(images):
     model = ifam().to(torch.bfloat16).eval()
     certificate = verify(model, images.bfloat16(), draws=1)
     assert certificate.verdict == "blind"
@@ -268,7 +273,7 @@ def test_weights_in_bfloat16_look_and_judge_too(images):
     assert other.judge(images.bfloat16(), other.look(images.bfloat16())).logits.isfinite().all()
 
 
-def test_ifam_is_blind_pdiscoformer_leaks_and_soft_masks_are_refused(images):
+def test_ifam_is_blind_and_pdiscoformer_and_soft_masks_are_not(images):
     for preset in ("papers", "published"):
         assert verify(ifam(preset=preset).eval(), images, draws=1).verdict == "blind"
     certificate = verify(pdiscoformer().eval(), images, draws=1)

@@ -18,9 +18,9 @@ from sightline.methods.base import PartSettings, RandomDraws, make_selector
 from sightline.methods.ifam import IFam, build_ifam, check_pixel_config, make_predictor, paste_windows, pixel_settings
 from sightline.sight import cell_share
 from sightline.verify.verify import verify
-from sightline.what.zoom import Zoom, zoom_windows, zoom_in
-from sightline.where.pixels import PixelSettings, pixel_foreground_probability
+from sightline.what.zoom import Zoom, zoom_in, zoom_windows
 from sightline.where.parts import foreground_probability
+from sightline.where.pixels import PixelSettings, pixel_foreground_probability
 
 from ..commands import QUICK, SMALL, typed
 from ..conftest import small_vit
@@ -28,7 +28,7 @@ from ..conftest import small_vit
 BRIGHT, DARK = (0.85, 0.8, 0.2), (0.1, 0.2, 0.3)
 LABELS = torch.tensor([0, 1, 2, 0])
 NEW = ("sight", "guide_radius", "pixel_threshold", "zoom", "refine", "selector_size")
-EVERY_WAY = pytest.mark.parametrize(("zoom", "look_again"), list(product([False, True], repeat=2)))
+EVERY_WAY = pytest.mark.parametrize(("zoom", "refine"), list(product([False, True], repeat=2)))
 
 
 def settings(**changes) -> Ifam:
@@ -39,7 +39,10 @@ def ifam(**changes) -> IFam:
     """As tiny as can be, but it has learned to tell bright things from dark ground."""
     told, vit = settings(**changes), small_vit(classes=0)
     model = IFam(
-        make_selector(vit, told, 3, told.selector_size), make_predictor(vit, told, 3), PartSettings.of(told), pixel_settings(told)
+        make_selector(vit, told, 3, told.selector_size),
+        make_predictor(vit, told, 3),
+        PartSettings.of(told),
+        pixel_settings(told),
     ).eval()
     bright, dark = (torch.tensor(colour).view(1, 3, 1, 1).expand(1, 3, 32, 32) for colour in (BRIGHT, DARK))
     with torch.no_grad():
@@ -74,7 +77,7 @@ def draws(model: IFam, images, **changes) -> RandomDraws:
 # ---- what is asked for -----------------------------------------------------------------------------------------------
 
 
-def test_by_default_pixels_are_hidden_the_sight_is_zoomed_in_on_and_looked_at_again():
+def test_by_default_pixels_are_hidden_and_the_sight_is_zoomed_and_refined():
     model = ifam()
     assert model.pixels == PixelSettings(pixel_threshold=0.5, patch_threshold=0.1, guide_radius=16, refine=True)
     assert model.what.zoom == Zoom()
@@ -93,7 +96,7 @@ def test_papers_published_code_and_soft_masks_hide_patches(told, images):
     assert model.look(images).keep_pixels is None
 
 
-def test_published_or_not_who_asks_for_pixels_gets_them_and_patches_can_be_zoomed_in_on():
+def test_pixels_and_zoom_work_with_every_preset():
     assert settings(preset="published", sight="pixels").hides_pixels
     patches = ifam(sight="patches", zoom=True)
     assert (patches.pixels, patches.what.zoom) == (None, Zoom())
@@ -126,13 +129,13 @@ def test_runs_from_before_there_were_pixels_hide_patches(images):
         ({"guide_radius": -1}, "--guide-radius -1"),
     ],
 )
-def test_what_cannot_be_is_refused(told, said):
+def test_invalid_arguments_are_errors(told, said):
     with pytest.raises(UserError, match=said):
         check_pixel_config(Ifam(Path("data"), **told))
 
 
 @pytest.mark.parametrize("told", [{}, {"soft_mask": True}, {"preset": "published"}, {"sight": "patches", "zoom": True}])
-def test_what_can_be_is_not(told):
+def test_valid_settings_are_accepted(told):
     check_pixel_config(Ifam(Path("data"), **told))
 
 
@@ -149,7 +152,7 @@ def test_it_is_blind_to_the_pixel(images, zoom, refine):
 
 @EVERY_WAY
 @torch.no_grad()
-def test_looking_is_deterministic_and_patches_and_pixels_agree(images, zoom, refine):
+def test_look_is_deterministic_and_patches_and_pixels_agree(images, zoom, refine):
     model = ifam(zoom=zoom, refine=refine)
     sight, again = model.look(images), model.look(images)
     assert torch.equal(sight.keep_pixels, again.keep_pixels)
@@ -164,7 +167,7 @@ def test_looking_is_deterministic_and_patches_and_pixels_agree(images, zoom, ref
 
 @EVERY_WAY
 @torch.no_grad()
-def test_hidden_pixels_may_be_anything(images, zoom, refine):
+def test_predictions_do_not_depend_on_hidden_pixels(images, zoom, refine):
     model = ifam(zoom=zoom, refine=refine)
     sight = model.look(images)
     answer, hidden = model.judge(images, sight), ~sight.visible((32, 32))[:, None]
@@ -176,7 +179,7 @@ def test_hidden_pixels_may_be_anything(images, zoom, refine):
 
 
 @torch.no_grad()
-def test_to_be_surer_is_to_see_less(images):
+def test_a_higher_pixel_threshold_keeps_less(images):
     model = ifam(refine=False)
     seen = []
     for sure in (0.3, 0.5, 0.7):
@@ -188,8 +191,8 @@ def test_to_be_surer_is_to_see_less(images):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("look_again", [False, True])
-def test_parts_can_be_discovered_in_larger_pictures(images, refine):
+@pytest.mark.parametrize("refine", [False, True])
+def test_parts_can_be_discovered_in_larger_images(images, refine):
     usual, finer = ifam(refine=refine), ifam(selector_size=64, refine=refine)
     sight = finer.look(images)
     assert usual.look(images).parts.shape[2:] == (4, 4)
@@ -202,13 +205,13 @@ def test_parts_can_be_discovered_in_larger_pictures(images, refine):
     assert all(loss.isfinite() for loss in losses.values())
 
 
-def test_parts_in_pictures_as_large_as_ever_are_the_same(images):
+def test_the_images_own_size_as_selector_size_changes_nothing(images):
     one, two = ifam(), ifam(selector_size=32)
     assert torch.equal(one.look(images).keep_pixels, two.look(images).keep_pixels)
 
 
 @EVERY_WAY
-def test_an_empty_sight_has_an_answer_and_a_gradient(images, zoom, refine):
+def test_an_empty_sight_has_a_prediction_and_a_gradient(images, zoom, refine):
     model = ifam(zoom=zoom, refine=refine, mask_gradient=True)
     with torch.no_grad():
         model.where.prototypes[:-1] += 100.0
@@ -250,7 +253,7 @@ def waves() -> torch.Tensor:
     return torch.stack([0.5 + 0.5 * torch.sin((a * x + b * y) / 9) for a, b in ((1, 0), (0, 1), (1, 1), (0.5, -1))])
 
 
-def test_what_was_found_closer_is_put_back_in_its_place():
+def test_refined_values_are_pasted_back_in_place():
     maps, everything = waves(), torch.ones(4, 32, 32, dtype=torch.bool)
     enlarged = zoom_in(maps[:, None].expand(-1, 3, -1, -1), everything, WINDOWS, (32, 32), torch.zeros(3, 1, 1))[0]
     back = paste_windows(enlarged[:, 0], WINDOWS)
@@ -262,7 +265,7 @@ def test_what_was_found_closer_is_put_back_in_its_place():
     assert torch.equal(back[1], enlarged[1, 0]), "of the whole picture, it is the same"
 
 
-def test_all_of_a_window_is_all_of_it():
+def test_a_window_of_the_whole_image_is_the_image():
     back = paste_windows(torch.ones(4, 32, 32), WINDOWS)
     for full, (left, top, right, bottom) in zip(back, WINDOWS.tolist(), strict=True):
         expected = torch.zeros(32, 32)
@@ -270,7 +273,7 @@ def test_all_of_a_window_is_all_of_it():
         assert torch.allclose(full, expected, atol=1e-6)
 
 
-def test_putting_back_is_precise_under_autocast_and_has_a_gradient(generator):
+def test_pasting_windows_is_precise_under_autocast_and_has_a_gradient(generator):
     found = torch.rand(4, 32, 32, generator=generator)
     with torch.autocast("cpu", torch.bfloat16):
         under = paste_windows(found, WINDOWS)
@@ -280,7 +283,7 @@ def test_putting_back_is_precise_under_autocast_and_has_a_gradient(generator):
 
 
 @torch.no_grad()
-def test_it_looks_again_at_the_window_around_what_it_saw(images):
+def test_refinement_looks_at_the_window_around_the_first_mask(images):
     model = ifam()
     share = torch.zeros(4, 32, 32)
     share[:, 10:18, 6:16] = 1.0
@@ -294,7 +297,7 @@ def test_it_looks_again_at_the_window_around_what_it_saw(images):
 
 
 @EVERY_WAY
-def test_without_the_masks_gradient_the_answer_teaches_the_first_stage_nothing(images, zoom, refine):
+def test_without_mask_gradient_stage_1_gets_none_from_stage_2(images, zoom, refine):
     for told, teaches in (({}, False), ({"mask_gradient": True}, True)):
         model = ifam(zoom=zoom, refine=refine, **told)
         answer = model.losses(images, LABELS, draws(model, images))["answer"]
@@ -304,7 +307,7 @@ def test_without_the_masks_gradient_the_answer_teaches_the_first_stage_nothing(i
 
 
 @EVERY_WAY
-def test_training_sees_what_judging_sees(images, zoom, refine):
+def test_training_sees_what_judge_sees(images, zoom, refine):
     """Without noise and dropout; with or without the mask's gradient."""
     for taught in (False, True):
         model = ifam(zoom=zoom, refine=refine, mask_gradient=taught)
@@ -317,7 +320,7 @@ def test_training_sees_what_judging_sees(images, zoom, refine):
 
 
 @EVERY_WAY
-def test_the_gradient_is_that_of_the_pixels_shares(images, zoom, refine):
+def test_the_gradient_is_that_of_the_pixel_probabilities(images, zoom, refine):
     """Hard forward; backward, the loss as a function of both masks times the shares' slopes: by finite differences."""
     model, images = ifam(zoom=zoom, refine=refine, mask_gradient=True).double(), images.double()
     where, kept = model.where, torch.tensor([[True, False, True]]).expand(4, -1)
@@ -357,7 +360,9 @@ def test_the_gradient_is_that_of_the_pixels_shares(images, zoom, refine):
 # ---- from the command line -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("told", [(), ("--selector-size", 64, "--zoom", False, "--pixel-threshold", 0.4)], ids=["default", "coarser"])
+@pytest.mark.parametrize(
+    "told", [(), ("--selector-size", 64, "--zoom", False, "--pixel-threshold", 0.4)], ids=["default", "coarser"]
+)
 def test_from_training_to_proof(tmp_path, told):
     toy, run = write_toy(tmp_path / "toy", train=16, val=8, test=8), tmp_path / "run"
     recipe = ("--epochs", 1, "--lr", 1e-4, "--head-lr-factor", 10, "--prototype-lr-factor", 10)
@@ -377,14 +382,14 @@ def test_from_training_to_proof(tmp_path, told):
     assert (code, "blind" in out.lower()) == (0, True), out + err
 
 
-def test_a_hopeless_wish_is_refused_on_the_command_line(tmp_path):
+def test_invalid_flags_are_errors_on_the_command_line(tmp_path):
     toy = write_toy(tmp_path / "toy", train=16, val=8, test=8)
     code, _, err = typed("train", "ifam", toy, *SMALL, "--sight", "patches", "--selector-size", 128)
     assert code != 0
     assert "--selector-size" in err
 
 
-def test_a_mask_that_is_drawn_is_shown_to_the_pixel_however_small():
+def test_a_drawn_mask_is_exact_to_the_pixel_however_small():
     model, images = ifam(), torch.rand(1, 3, 32, 32)
     speck = torch.zeros(1, 32, 32, dtype=torch.bool)
     speck[0, 5, 9] = True

@@ -16,8 +16,8 @@ from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.methods.base import check_part_config
 from sightline.train import cosine_decay, set_learning_rate, train
-from sightline.training.trainable import StepInfo
 from sightline.training.distributed import make_accelerator
+from sightline.training.trainable import StepInfo
 from sightline.vit.model import Block, ViT
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.where import parts as parts_file
@@ -41,7 +41,7 @@ def log_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-def test_a_run_comes_back_as_it_was(toy, tmp_path):
+def test_a_loaded_run_predicts_the_same(toy, tmp_path):
     folder = train(small(toy, tmp_path / "run", mask_dropout=0.1, registers=False, shaping=Shaping(concentration=0.5)))
     assert {"loss", "answer", "parts", "entropy", "concentration", "balanced"} <= log_of(folder)[0].keys()
     model = load(folder)
@@ -54,7 +54,7 @@ def test_a_run_comes_back_as_it_was(toy, tmp_path):
     assert (folder / "predictions" / "test.csv").read_bytes() == before
 
 
-def test_another_backbone_may_look(toy, tmp_path):
+def test_the_selector_may_be_another_backbone(toy, tmp_path):
     """Also one with other patches: where to look and what is there share nothing but the picture."""
     other = ViT(replace(load_backbone("random:nano").config, classes=0, patch=16, width=48, heads=3, depth=2))
     save_backbone(other, tmp_path / "other.safetensors")
@@ -67,7 +67,7 @@ def test_another_backbone_may_look(toy, tmp_path):
     code, _, err = typed("evaluate", folder, *QUICK)
     assert code == 0, err
     assert (folder / "predictions" / "test.csv").read_bytes() == before
-    with pytest.raises(UserError, match="--where: another backbone's patches"):
+    with pytest.raises(UserError, match="--where: the patches of two backbones"):
         train(replace(told, out=tmp_path / "no", sight="patches"))
 
 
@@ -92,14 +92,16 @@ def test_an_interrupted_run_ends_with_the_same_bits(toy, tmp_path, monkeypatch, 
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "take_step", interrupted)
+        patch.setattr(loop, "train_step", interrupted)
         with pytest.raises(Stop):
             train(config)
     resumed = files(train(replace(config, save_minutes=10.0, resume=True)))
     assert [name for name in whole if resumed[name] != whole[name]] == []
 
 
-@pytest.mark.parametrize("changes", [{}, {"preset": "published"}, {"soft_mask": True}], ids=["papers", "published", "soft"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"preset": "published"}, {"soft_mask": True}], ids=["papers", "published", "soft"]
+)
 def test_bfloat16_trains(toy, tmp_path, changes):
     folder = train(small(toy, tmp_path / "run", epochs=1, precision="bf16", **changes))
     line = log_of(folder)[0]
@@ -116,9 +118,9 @@ def test_pdiscoformer_on_the_command_line_leaks_and_ifam_does_not(toy, tmp_path)
         assert (found, word in out) == (code, True), out + err
 
 
-def test_pieces_of_a_batch_are_noted(toy, tmp_path, capsys):
+def test_gradient_accumulation_is_noted(toy, tmp_path, capsys):
     train(small(toy, tmp_path / "run", epochs=1, grad_accum=2))
-    assert "every part has to be present in each piece" in capsys.readouterr().out
+    assert "every part in each micro-batch" in capsys.readouterr().out
     for quiet in ({}, {"grad_accum": 2, "shaping": Shaping(presence=0)}):
         check_part_config(small(toy, tmp_path / "other", **quiet), make_accelerator("cpu"))
     assert not capsys.readouterr().out
@@ -136,12 +138,12 @@ def test_pieces_of_a_batch_are_noted(toy, tmp_path, capsys):
         ),
     ],
 )
-def test_hopeless_settings_are_refused(toy, tmp_path, wrong, said):
+def test_invalid_settings_are_errors(toy, tmp_path, wrong, said):
     with pytest.raises(UserError, match=said):
         train(small(toy, tmp_path / "run", **wrong))
 
 
-def test_the_rate_rises_step_by_step_before_it_falls_by_epochs():
+def test_the_learning_rate_warms_up_per_step_and_decays_per_epoch():
     optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": 2.0, "initial_lr": 2.0}])
 
     def rates(warmup: float) -> list[float]:
@@ -166,7 +168,7 @@ def test_both_stages_are_compiled_and_keep_their_names(toy, tmp_path, monkeypatc
     assert load(folder).method.what.vit.config.depth == 6
 
 
-def test_what_was_compiled_to_learn_answers_uncompiled(toy, tmp_path, monkeypatch):
+def test_a_model_compiled_for_training_predicts_uncompiled(toy, tmp_path, monkeypatch):
     """Every picture hides another share, so that every batch would be compiled anew."""
     asked = []
 
@@ -174,7 +176,7 @@ def test_what_was_compiled_to_learn_answers_uncompiled(toy, tmp_path, monkeypatc
         asked.append([block._compiled_call_impl for block in model.modules() if isinstance(block, Block)])
 
     monkeypatch.setattr(Block, "compile", lambda self: setattr(self, "_compiled_call_impl", self._call_impl))
-    monkeypatch.setattr(sys.modules["sightline.train"], "conclude", final_evaluation)
+    monkeypatch.setattr(sys.modules["sightline.train"], "final_evaluation", final_evaluation)
     train(small(toy, tmp_path / "run", epochs=1, compile=True))
     assert asked == [[None] * 12]
 
@@ -188,11 +190,24 @@ def without_noise() -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_do_what_one_does_when_nothing_is_drawn(toy, tmp_path, monkeypatch):
+def test_two_processes_equal_one_without_random_draws(toy, tmp_path, monkeypatch):
     """Noise and part dropout are drawn by every process for itself; without them the steps are the same."""
     monkeypatch.setattr(parts_file, "gumbel", no_noise)
     one = train(small(toy, tmp_path / "one", part_dropout=0.0))
-    flags = ("--batch", 8, "--epochs", 2, "--lr", 1e-4, "--head-lr-factor", 10, "--prototype-lr-factor", 10, "--part-dropout", 0)
+    flags = (
+        "--batch",
+        8,
+        "--epochs",
+        2,
+        "--lr",
+        1e-4,
+        "--head-lr-factor",
+        10,
+        "--prototype-lr-factor",
+        10,
+        "--part-dropout",
+        0,
+    )
     command = ("train", "ifam", toy, "--out", tmp_path / "two", *SMALL, *flags)
     codes, errors = in_processes(2, *command, prepare=without_noise)
     assert codes == [0, 0], errors[-3000:]

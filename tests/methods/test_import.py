@@ -61,7 +61,7 @@ def stage_one(file: Path) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def test_a_published_ifam_answers_as_published(file):
+def test_a_published_ifam_predicts_as_published(file):
     expected, images = golden("stage1.npz"), load_file(file)["inputs.images"]
     model = load_published(file, config=CONFIG)
     assert isinstance(model, IFam)
@@ -77,7 +77,7 @@ def test_a_published_ifam_answers_as_published(file):
 
 
 @torch.no_grad()
-def test_a_published_pdiscoformer_answers_as_published(file, tmp_path):
+def test_a_published_pdiscoformer_predicts_as_published(file, tmp_path):
     expected, images = golden("stage1.npz"), load_file(file)["inputs.images"]
     save_file(stage_one(file), tmp_path / "pdiscoformer.safetensors")
     model = load_published(tmp_path / "pdiscoformer.safetensors", config=CONFIG)
@@ -129,7 +129,7 @@ def test_import_on_the_command_line_then_everything_works(file, tiny, data, tmp_
     code, out, err = typed("predict", run, data / "test" / "class0", "--device", "cpu")
     assert (code, out.count("\n")) == (0, 3), err
     code, _, err = typed("import", file, data, "--arch", tiny, "--out", run)
-    assert (code, "there is a run already" in err) == (2, True)
+    assert (code, "contains a run" in err) == (2, True)
 
 
 def test_import_of_a_pdiscoformer(file, tiny, data, tmp_path):
@@ -150,7 +150,7 @@ def test_import_at_another_size(file, tiny, data, tmp_path):
     assert (code, "must be a multiple" in err) == (2, True), err
 
 
-def test_another_number_of_classes_is_refused(file, tiny, data, tmp_path):
+def test_another_number_of_classes_is_an_error(file, tiny, data, tmp_path):
     rows = tmp_path / "rows.csv"
     pictures = sorted((data / "train").rglob("*.png"))
     rows.write_text("image,label\n" + "".join(f"{p},{'ab'[i % 2]}\n" for i, p in enumerate(pictures)))
@@ -161,7 +161,7 @@ def test_another_number_of_classes_is_refused(file, tiny, data, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_not_such_a_checkpoint_is_refused(tiny, tmp_path):
+def test_other_files_are_an_error(tiny, tmp_path):
     save_file({"weight": torch.zeros(3)}, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="not a checkpoint of iFAM or PDiscoFormer") as plain:
         load_published(tmp_path / "other.safetensors", like=tiny)

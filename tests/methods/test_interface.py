@@ -10,12 +10,10 @@ from sightline.config import Train
 from sightline.methods import METHODS, builder_of, maker_of, trainable_methods
 from sightline.sight import Method, Prediction, Sight
 
-CLASSES = "sightline.methods."
-
 
 def methods_in(module: str) -> list[type[Method]]:
     """The classes of a module of methods that are `Method`s and are defined there."""
-    imported = importlib.import_module(CLASSES + module)
+    imported = importlib.import_module(f"sightline.methods.{module}")
     found = [value for value in vars(imported).values() if isinstance(value, type) and issubclass(value, Method)]
     return [value for value in found if value.__module__ == imported.__name__]
 
@@ -63,7 +61,7 @@ class Undeclared(Method):
 
 
 def test_a_method_without_blind_is_an_error():
-    with pytest.raises(TypeError, match="Undeclared does not declare `blind`"):
+    with pytest.raises(TypeError, match="Undeclared must declare `blind`"):
         Undeclared()
     declared = type("Declared", (Undeclared,), {"blind": False})()
     images = torch.rand(2, 3, 8, 8)

@@ -12,13 +12,13 @@ from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.methods.base import check_selector_size
 from sightline.methods.ifam import build_ifam, selector_size
-from sightline.training.run_folder import vit_config_of, read_run
+from sightline.training.run_folder import read_run, vit_config_of
 
 from ..commands import SMALL, typed
 from ..conftest import small_vit
 
 
-def test_parts_in_another_size_must_divide_the_picture():
+def test_the_selector_size_must_divide_the_image():
     vit = small_vit(classes=0)
     patch, expects = vit.config.patch, replace(vit.config.input, size=(32, 32))
     for side in (None, 32, 64):
@@ -27,7 +27,9 @@ def test_parts_in_another_size_must_divide_the_picture():
         with pytest.raises(UserError, match=f"--selector-size {side}.* choose --selector-size 64"):
             check_selector_size(side, vit, expects)
     uneven = replace(expects, size=(32 + patch // 2,) * 2)
-    with pytest.raises(UserError, match=f"--size {32 + patch // 2}: the selector's {patch}-pixel patches do not divide"):
+    with pytest.raises(
+        UserError, match=f"--size {32 + patch // 2}: the selector's {patch}-pixel patches do not divide"
+    ):
         check_selector_size(None, vit, uneven)
 
 
@@ -41,12 +43,12 @@ def test_parts_in_another_size_must_divide_the_picture():
         (224, {}, None),  # 28 patches a side
     ],
 )
-def test_parts_are_found_in_twice_the_size_of_coarse_pictures(side, told, looked):
+def test_the_selector_size_is_doubled_for_coarse_patches(side, told, looked):
     vit = small_vit(classes=0)
     assert selector_size(Ifam(Path("data"), **told), vit, replace(vit.config.input, size=(side, side))) == looked
 
 
-def test_a_run_keeps_the_size_it_looked_in(tmp_path):
+def test_a_run_keeps_its_selector_size(tmp_path):
     """Also one from before pictures were enlarged by default, which says nothing of it."""
     toy = write_toy(tmp_path / "toy", train=16, val=8, test=8, size=32)
     code, _, err = typed("train", "ifam", toy, "--out", tmp_path / "run", *SMALL, "--size", 32)

@@ -33,7 +33,7 @@ def tiny() -> ViT:
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
-def test_groups_answered_badly_count_more_from_step_to_step():
+def test_groups_with_high_loss_gain_weight_from_step_to_step():
     method = GroupDro(tiny(), torch.tensor([9.0, 3, 3, 1]), step_size=0.01)
     losses, groups = torch.tensor([0.1, 0.3, 1.5, 0.7]), torch.tensor([0, 0, 1, 2])  # and none of group 3
     weights = method.image_weights(losses, groups)
@@ -44,14 +44,14 @@ def test_groups_answered_badly_count_more_from_step_to_step():
     assert method.shares[1] > before[1] > 0.25
 
 
-def test_small_groups_are_adjusted_for_and_those_that_never_come_count_nothing():
+def test_small_groups_are_adjusted_for_and_absent_ones_have_no_weight():
     method = GroupDro(tiny(), torch.tensor([100.0, 4, 0]), step_size=1.0, adjustment=2.0)
     method.image_weights(torch.tensor([0.5, 0.5]), torch.tensor([0, 1]))
     assert float(method.shares[1] / method.shares[0]) == pytest.approx(np.exp(2 / 2 - 2 / 10), rel=1e-5)
     assert method.shares[2] == 0
 
 
-def test_the_worst_share_counts_the_last_picture_in_part():
+def test_the_last_image_of_the_worst_fraction_counts_in_part():
     losses = torch.tensor([0.1, 0.9, 0.5, 0.7, 0.3])
     weights = CvarDro(tiny(), worst_fraction=0.5).image_weights(losses, losses)
     assert weights.tolist() == pytest.approx([0, 0.4, 0.2, 0.4, 0])
@@ -65,8 +65,8 @@ def train_batch(count: int = 6) -> TrainBatch:
     return TrainBatch(images, labels, None, None, torch.arange(count) + 3, when)
 
 
-def test_what_the_easy_one_fails_at_counts_and_losses_are_of_the_class_and_of_before():
-    method, some = LfF(tiny(), 10, loss_ema=0.5), make_train_batch(4)
+def test_relative_difficulty_uses_an_ema_per_class():
+    method, some = LfF(tiny(), 10, loss_ema=0.5), train_batch(4)
     theirs, ours = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([1.0, 1.0, 1.0, 4.0])
     found = method.relative_difficulty(some, theirs, ours)  # classes 0 1 0 1, whose largest are 4, 8 and 1, 4
     expected = [0.25 / 1.25, 0.25 / 0.5, 1 / 2, 1 / 2]
@@ -76,8 +76,8 @@ def test_what_the_easy_one_fails_at_counts_and_losses_are_of_the_class_and_of_be
     assert method.recent[0, 3:7].tolist() == pytest.approx([0.75, 1.5, 3, 6])
 
 
-def test_the_easy_one_learns_by_generalised_cross_entropy_and_the_other_by_its_failures():
-    method, some = LfF(tiny(), 10, gce_q=0.7).double(), make_train_batch()
+def test_the_biased_network_learns_by_generalised_cross_entropy_and_the_other_from_its_failures():
+    method, some = LfF(tiny(), 10, gce_q=0.7).double(), train_batch()
     some = TrainBatch(some.images.double(), *list(vars(some).values())[1:])
     method(some)["loss"].backward()
     got = method.biased.head.weight.grad.clone()
@@ -90,7 +90,7 @@ def test_the_easy_one_learns_by_generalised_cross_entropy_and_the_other_by_its_f
 
 def test_predictions_are_those_of_the_network_that_learns_from_the_failures_of_the_other():
     """With two networks that differ: weighted cross-entropy for the first, generalised cross-entropy for the biased."""
-    method, some = LfF(tiny(), 10, gce_q=0.7, loss_ema=0.5), make_train_batch()
+    method, some = LfF(tiny(), 10, gce_q=0.7, loss_ema=0.5), train_batch()
     with torch.no_grad():
         method.vit.head.bias.copy_(torch.tensor([2.0, -2.0]))
         method.biased.head.bias.copy_(torch.tensor([-1.0, 1.0]))
@@ -109,7 +109,7 @@ def test_predictions_are_those_of_the_network_that_learns_from_the_failures_of_t
     )
 
 
-def test_what_the_first_failed_at_comes_so_many_times_more(toy):
+def test_misclassified_images_are_upweighted(toy):
     rows = read_rows(toy)
     failed = rows.split_indices("train")[[1, 4]]
     method = JttClassifier(tiny(), Jtt(toy, upweight=3))
@@ -124,7 +124,7 @@ def test_what_the_first_failed_at_comes_so_many_times_more(toy):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_from_the_command_line_to_the_same_answers_again_and_stopped_it_ends_with_the_same_bits(kind, toy, tmp_path):
+def test_from_the_command_line_to_the_same_predictions_and_resumed_with_the_same_bits(kind, toy, tmp_path):
     more = {"upweight": 2} if kind is Jtt else {}
     flags = [word for name, value in (TOLD | more).items() for word in (f"--{name}", str(value))]
     code, out, err = typed("train", kind.method, toy, "--out", tmp_path / "whole", *flags)
@@ -142,7 +142,7 @@ def test_from_the_command_line_to_the_same_answers_again_and_stopped_it_ends_wit
     assert model.predict(toy / line["image"]).name == line["predicted"]
 
 
-def test_the_first_training_of_two_is_kept_with_what_it_failed_at(toy, tmp_path):
+def test_jtt_keeps_the_first_run_and_its_errors(toy, tmp_path):
     run = train(Jtt(toy, out=tmp_path / "run", upweight=2, **TOLD))
     facts = json.loads((run / "run.json").read_text())["first"]
     with (run / "first" / "predictions" / "train.csv").open(newline="") as file:
@@ -164,12 +164,12 @@ def test_the_first_training_of_two_is_kept_with_what_it_failed_at(toy, tmp_path)
         (Jtt, {"first_epochs": 0}, "--first-epochs 0: must be at least 1"),
     ],
 )
-def test_what_cannot_work_is_refused(kind, changes, complaint, toy, tmp_path):
+def test_invalid_settings_are_errors(kind, changes, complaint, toy, tmp_path):
     with pytest.raises(UserError, match=complaint):
         train(kind(toy, out=tmp_path / "run", **TOLD | changes))
 
 
-def test_groupdro_needs_groups_and_says_what_does_not(toy, tmp_path):
+def test_groupdro_needs_groups_and_suggests_what_does_not(toy, tmp_path):
     with (toy / "rows.csv").open(newline="") as file:
         lines = [{key: line[key] for key in ("image", "label", "split")} for line in csv.DictReader(file)]
     for line in lines:
@@ -184,7 +184,7 @@ def test_groupdro_needs_groups_and_says_what_does_not(toy, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Groupdro, Lff, Jtt])
-def test_two_processes_weigh_as_one_does(kind, toy, tmp_path):
+def test_two_processes_weight_like_one(kind, toy, tmp_path):
     told = TOLD | ({"upweight": 2} if kind is Jtt else {})
     one = train(kind(toy, out=tmp_path / "one", **told))
     in_two_processes(kind(toy, out=tmp_path / "two", **told))

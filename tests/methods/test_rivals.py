@@ -12,7 +12,7 @@ from sightline.errors import UserError
 from sightline.load import load_as_trained as load
 from sightline.methods.erm import Classifier
 from sightline.methods.input_gradients import GradMask, RrrClassifier
-from sightline.methods.masktune import MaskTune, LessRelevantSight, relevance_threshold
+from sightline.methods.masktune import LessRelevantSight, MaskTune, relevance_threshold
 from sightline.train import train
 from sightline.training.trainable import StepInfo, TrainBatch
 from sightline.where.relevance import relevance_map
@@ -71,11 +71,13 @@ def test_the_penalty_is_the_papers_at_background_pixels_alone(train_batch, name)
 def test_gradmask_can_take_the_mean_of_squares_as_the_code_does(train_batch):
     norms, squares = (learner("gradmask", penalty=penalty) for penalty in ("norm", "squares"))
     lengths = by_hand(norms, train_batch, "gradmask")
-    assert squares(train_batch)["background"].item() == pytest.approx((lengths**2).mean().item() / (3 * 32 * 32), rel=1e-3)
+    assert squares(train_batch)["background"].item() == pytest.approx(
+        (lengths**2).mean().item() / (3 * 32 * 32), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_penalty_teaches_only_with_a_second_order_graph(train_batch, name):
+def test_the_penalty_has_a_gradient_only_with_double_backward(train_batch, name):
     taught, released = learner(name), learner(name, double_backward=False)
     weight = taught.vit.blocks[0].mlp.fc1.weight
     (found,) = torch.autograd.grad(taught(train_batch)["background"], weight)
@@ -119,12 +121,12 @@ def test_steps_against_the_penalty_make_it_smaller(train_batch):
 # ---- MaskTune --------------------------------------------------------------------------------------------------------
 
 
-def test_the_limit_is_of_positive_values_alone():
+def test_the_threshold_uses_positive_values_alone():
     maps = torch.tensor([[[0.0, 0.0, 1.0], [3.0, 0.0, 5.0]], [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]])
     assert relevance_threshold(maps, 2.0).tolist() == pytest.approx([3 + 2 * (8 / 3) ** 0.5, 2])
 
 
-def test_what_is_hidden_is_what_was_most_relevant(train_batch):
+def test_the_most_relevant_pixels_are_hidden(train_batch):
     vit = small_vit()
     keep = LessRelevantSight(vit, deviations=1.0).look(train_batch.images).keep_pixels
     maps = F.interpolate(relevance_map(vit, train_batch.images)[:, None], (32, 32), mode="bilinear")[:, 0]
@@ -132,13 +134,13 @@ def test_what_is_hidden_is_what_was_most_relevant(train_batch):
     assert all(one[k].max() <= one[~k].min() for one, k in zip(maps, keep, strict=True) if not k.all())
 
 
-def test_masktune_learns_from_pictures_with_holes(train_batch):
+def test_masktune_trains_on_masked_images(train_batch):
     model = MaskTune(small_vit(), lambda rows: rows)
     expected = F.cross_entropy(model.vit(train_batch.images * train_batch.masks[:, None]).logits, train_batch.labels)
     assert model(train_batch)["loss"].item() == pytest.approx(expected.item())
 
 
-def test_masktune_makes_masks_of_training_pictures_with_the_weights_it_begins_with(toy, runs, tmp_path):
+def test_masktune_masks_training_images_with_its_initial_weights(toy, runs, tmp_path):
     told = ("--init-from", runs / "erm-0", "--batch", 32, "--out", tmp_path / "run", *QUICK)
     code, _, err = typed("train", "masktune", toy, *told)
     assert code == 0, err
@@ -153,8 +155,20 @@ def test_masktune_makes_masks_of_training_pictures_with_the_weights_it_begins_wi
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_runs_of_rivals_are_classifiers_that_know_what_they_began_with(toy, runs, tmp_path, name):
-    told = ("--init-from", runs / "erm-0", "--epochs", 1, "--masks-per-class", 8, "--batch", 8, "--out", tmp_path / "run", *QUICK)
+def test_runs_are_classifiers_that_record_what_they_started_from(toy, runs, tmp_path, name):
+    told = (
+        "--init-from",
+        runs / "erm-0",
+        "--epochs",
+        1,
+        "--masks-per-class",
+        8,
+        "--batch",
+        8,
+        "--out",
+        tmp_path / "run",
+        *QUICK,
+    )
     code, _, err = typed("train", name, toy, *told)
     assert code == 0, err
     assert type(load(tmp_path / "run").method) is Classifier
@@ -173,7 +187,7 @@ def test_runs_of_rivals_are_classifiers_that_know_what_they_began_with(toy, runs
     ("config", "said"),
     [(Rrr, "--background-weight -1.0: must not be negative"), (Masktune, "--deviations -1.0: must not be negative")],
 )
-def test_settings_that_cannot_work_are_refused(toy, runs, tmp_path, config, said):
+def test_invalid_settings_are_errors(toy, runs, tmp_path, config, said):
     wrong = {"background_weight": -1.0} if config is Rrr else {"deviations": -1.0}
     with pytest.raises(UserError, match=said):
         train(config(toy, init_from=str(runs / "erm-0"), out=tmp_path / "run", device="cpu", workers=0, **wrong))

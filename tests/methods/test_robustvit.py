@@ -22,20 +22,20 @@ from sightline.load import load_as_trained as load
 from sightline.methods.erm import Classifier
 from sightline.methods.robustvit import (
     RobustViT,
+    add_training_masks,
     background_loss,
     confidence_loss,
-    foreground_loss,
     find_masks,
-    sample_training_images,
-    add_training_masks,
+    foreground_loss,
     load_backbone_with_head,
+    sample_training_images,
 )
 from sightline.metrics.inference import inference_batches
-from sightline.where.attention import min_max_scale
 from sightline.train import train
-from sightline.training.trainable import TrainContext
 from sightline.training.distributed import make_accelerator
+from sightline.training.trainable import TrainContext
 from sightline.vit.weights import save_backbone
+from sightline.where.attention import min_max_scale
 
 from ..commands import QUICK, typed
 from ..conftest import small_vit
@@ -67,7 +67,7 @@ def train_batch(generator):
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
 
-def test_relevance_is_to_be_one_inside_and_nothing_outside():
+def test_the_losses_ask_for_relevance_1_inside_and_0_outside():
     maps = torch.tensor([[[1.0, 0.5], [0.0, 0.2]]])
     masks = torch.tensor([[[True, True], [False, False]]])
     assert background_loss(maps, masks).tolist() == pytest.approx([0.2**2 / 4])
@@ -75,7 +75,7 @@ def test_relevance_is_to_be_one_inside_and_nothing_outside():
     assert background_loss(masks.float(), masks) == foreground_loss(masks.float(), masks) == 0
 
 
-def test_the_answer_is_held_to_itself_at_a_temperature():
+def test_the_confidence_loss_has_a_temperature():
     logits = torch.tensor([[1.0, 3.0, 0.0]])
     expected = F.cross_entropy(logits / 0.65, torch.tensor([1]))
     assert confidence_loss(logits, 0.65).item() == pytest.approx(expected.item())
@@ -99,11 +99,14 @@ def test_the_loss_is_the_published_sum(train_batch, name):
 
 
 def test_each_loss_can_be_left_out_or_be_the_only_one(train_batch):
-    only = model(background_weight=0.0, foreground_weight=1.0, relevance_weight=1.0, classification_weight=0.0).losses(*train_batch)
+    only = model(background_weight=0.0, foreground_weight=1.0, relevance_weight=1.0, classification_weight=0.0).losses(
+        *train_batch
+    )
     assert torch.equal(only["loss"], only["foreground"])
     labels = model(classification_target="label", relevance_weight=0.0, classification_weight=1.0)
     assert torch.allclose(
-        labels.losses(*train_batch)["loss"], F.cross_entropy(labels.vit(train_batch[0]).logits, train_batch[1], reduction="none")
+        labels.losses(*train_batch)["loss"],
+        F.cross_entropy(labels.vit(train_batch[0]).logits, train_batch[1], reduction="none"),
     )
 
 
@@ -126,7 +129,7 @@ def test_second_order_changes_the_gradient_and_not_the_loss(train_batch):
     assert not torch.allclose(*gradients, rtol=0.05)
 
 
-def test_masks_of_the_background_are_turned_over_where_there_are_any(train_batch):
+def test_background_masks_are_inverted_where_there_are_any(train_batch):
     images, labels, masks = train_batch
     has = torch.tensor([True, True, True, False])
     batch = Batch(images, labels, None, ~masks & has[:, None, None], torch.arange(4), has_mask=has)
@@ -138,7 +141,7 @@ def test_masks_of_the_background_are_turned_over_where_there_are_any(train_batch
 # ---- what it learns from ---------------------------------------------------------------------------------------------
 
 
-def test_classes_and_pictures_are_drawn_by_the_seed(toy):
+def test_classes_and_images_are_sampled_by_the_seed(toy):
     rows = read_rows(toy)
     at = rows.split_indices("train")
     drawn = [sample_training_images(rows, at, config(toy, masks_per_class=3, seed=seed)) for seed in (0, 0, 1)]
@@ -150,7 +153,7 @@ def test_classes_and_pictures_are_drawn_by_the_seed(toy):
     assert np.array_equal(sample_training_images(rows, at, config(toy)), at)
 
 
-def test_a_folder_need_not_have_a_mask_for_every_picture(toy, tmp_path):
+def test_a_folder_may_have_masks_for_some_images_only(toy, tmp_path):
     rows = read_rows(toy)
     first = rows.images[0]
     (tmp_path / first).parent.mkdir(parents=True)
@@ -160,7 +163,7 @@ def test_a_folder_need_not_have_a_mask_for_every_picture(toy, tmp_path):
     assert not any(found[1:])
 
 
-def test_without_masks_to_learn_from_or_to_choose_by_it_says_so(toy, runs, tmp_path):
+def test_missing_training_or_validation_masks_are_an_error(toy, runs, tmp_path):
     start = str(runs / "erm-0")
     with pytest.raises(UserError, match="no training image has a mask"):
         train(config(toy, tmp_path / "none", init_from=start, masks=str(tmp_path)))
@@ -175,7 +178,7 @@ def test_without_masks_to_learn_from_or_to_choose_by_it_says_so(toy, runs, tmp_p
     assert json.loads((folder / "run.json").read_text())["learnt_from"]["n"] == 1
 
 
-def test_figures_count_all_training_pictures_also_those_not_learnt_from(toy, runs, tmp_path):
+def test_metrics_count_all_training_images(toy, runs, tmp_path):
     folder = train(config(toy, tmp_path / "run", init_from=str(runs / "erm-0"), masks_per_class=1))
     told = json.loads((folder / "metrics.json").read_text())["splits"]["test"]
     assert typed("evaluate", folder, *QUICK)[0] == 0
@@ -191,7 +194,7 @@ def masks_with(toy, folder: Path, change) -> str:
     return str(folder)
 
 
-def test_masks_of_nothing_are_not_learnt_from(toy, runs, tmp_path):
+def test_empty_masks_are_not_used(toy, runs, tmp_path):
     start, dark = str(runs / "erm-0"), masks_with(toy, tmp_path / "dark", lambda mask: mask.point(lambda level: 0))
     for bright, change in (("object", 0), ("background", 255)):
         made = masks_with(toy, tmp_path / bright, lambda mask, change=change: mask.point(lambda level: change))
@@ -207,7 +210,7 @@ def test_masks_of_nothing_are_not_learnt_from(toy, runs, tmp_path):
     assert [told.images[i] for i in told.split_indices("train")] == [rows.images[i] for i in kept]
 
 
-def test_a_mask_that_cannot_be_read_is_named_with_its_picture_and_line(toy, runs, tmp_path):
+def test_an_unreadable_mask_is_reported_with_its_image_and_line(toy, runs, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(toy, data)
     lines = (data / "rows.csv").read_text().splitlines()
@@ -216,7 +219,7 @@ def test_a_mask_that_cannot_be_read_is_named_with_its_picture_and_line(toy, runs
         train(config(data, tmp_path / "run", init_from=str(runs / "erm-0")))
 
 
-def test_masks_of_0_and_1_teach_the_same_as_those_of_0_and_255(toy, runs, tmp_path):
+def test_masks_of_0_and_1_equal_those_of_0_and_255(toy, runs, tmp_path):
     ones = masks_with(toy, tmp_path / "ones", lambda mask: mask.point(lambda level: level // 255))
     common = {"init_from": str(runs / "erm-0"), "masks_per_class": 4, "batch": 8}
     one = train(config(toy, tmp_path / "one", **common))
@@ -242,17 +245,17 @@ def test_masks_of_0_and_1_teach_the_same_as_those_of_0_and_255(toy, runs, tmp_pa
         ),
         ({"init_from": "erm-0", "background_weight": -1.0}, "--background-weight -1.0: must not be negative"),
         ({"init_from": "erm-0", "relevance_weight": 0.0, "classification_weight": 0.0}, "all losses are disabled"),
-        ({"init_from": "erm-0", "relevance": "rollout", "double_backward": True}, "--double-backward: rollout"),
+        ({"init_from": "erm-0", "relevance": "rollout", "double_backward": True}, "--double-backward: is for gae; rollout"),
         ({"init_from": "nowhere"}, "not a run folder"),
     ],
 )
-def test_what_cannot_be_gone_on_with_is_refused(toy, runs, tmp_path, monkeypatch, wrong, said):
+def test_an_unsuitable_starting_classifier_is_an_error(toy, runs, tmp_path, monkeypatch, wrong, said):
     monkeypatch.chdir(runs)
     with pytest.raises(UserError, match=said):
         train(config(toy, tmp_path / "run", **wrong))
 
 
-def test_a_run_of_other_classes_is_refused(toy, runs, tmp_path):
+def test_a_run_with_other_classes_is_an_error(toy, runs, tmp_path):
     for name in ("rows.csv", "train", "val", "test"):
         source = toy / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
@@ -262,7 +265,7 @@ def test_a_run_of_other_classes_is_refused(toy, runs, tmp_path):
         train(config(tmp_path, tmp_path / "run", init_from=str(runs / "erm-0"), masks=str(toy)))
 
 
-def test_weights_with_a_head_of_their_own_will_do_if_the_classes_stand_in_its_order(toy, tmp_path):
+def test_a_backbone_with_a_head_can_be_started_from_if_the_class_order_agrees(toy, tmp_path):
     save_backbone(small_vit(mask_classes=2), tmp_path / "two.safetensors")
     rows = read_rows(toy)
     vit, _ = load_backbone_with_head(config(toy, backbone=str(tmp_path / "two.safetensors")), rows)
@@ -275,7 +278,7 @@ def test_weights_with_a_head_of_their_own_will_do_if_the_classes_stand_in_its_or
         load_backbone_with_head(told, replace(rows, mask_classes=tuple(sorted(names))))
 
 
-def test_seeds_may_begin_with_their_own_run(toy):
+def test_the_starting_run_may_depend_on_the_seed(toy):
     assert config(toy, init_from="runs/erm-{seed}", seed=3).started_from == "runs/erm-3"
     assert config(toy, init_from="runs/erm-{seed}", seed=3).folder.name == f"{toy.stem}-robustvit-erm-3-3"
 
@@ -283,9 +286,23 @@ def test_seeds_may_begin_with_their_own_run(toy):
 # ---- end to end ------------------------------------------------------------------------------------------------------
 
 
-def test_relevance_moves_onto_the_thing_and_the_run_is_a_classifier(toy, runs, tmp_path):
+def test_relevance_moves_onto_the_object_and_the_run_is_a_classifier(toy, runs, tmp_path):
     start, out = runs / "erm-0", tmp_path / "run"
-    told = ("--init-from", start, "--epochs", 3, "--batch", 16, "--lr", "2e-3", "--augment", "none", "--out", out, *QUICK)
+    told = (
+        "--init-from",
+        start,
+        "--epochs",
+        3,
+        "--batch",
+        16,
+        "--lr",
+        "2e-3",
+        "--augment",
+        "none",
+        "--out",
+        out,
+        *QUICK,
+    )
     code, _, err = typed("train", "robustvit", toy, *told)
     assert code == 0, err
     shutil.copytree(start, tmp_path / "before")
@@ -302,8 +319,10 @@ def test_relevance_moves_onto_the_thing_and_the_run_is_a_classifier(toy, runs, t
     assert typed("evaluate", out, *QUICK)[0] == 0
 
 
-def test_masks_may_be_made_without_anybody_and_only_where_they_are_needed(toy, runs, tmp_path):
-    told = config(toy, tmp_path / "run", init_from=str(runs / "erm-0"), masks="tokencut:random:nano", masks_per_class=2, batch=4)
+def test_masks_can_be_made_unsupervised_and_only_where_needed(toy, runs, tmp_path):
+    told = config(
+        toy, tmp_path / "run", init_from=str(runs / "erm-0"), masks="tokencut:random:nano", masks_per_class=2, batch=4
+    )
     folder = train(told)
     rows, learnt = read_rows(toy), json.loads((folder / "run.json").read_text())["learnt_from"]
     assert (learnt["n"], len(learnt["pictures"])) == (4, 4)
@@ -314,7 +333,7 @@ def test_masks_may_be_made_without_anybody_and_only_where_they_are_needed(toy, r
     assert made == {f"{name}.png" for name in needed}
 
 
-def test_validation_pictures_are_decoded_once_and_how_many_are_explained_at_once_does_not_matter(toy, monkeypatch):
+def test_validation_images_are_decoded_once_whatever_the_chunk_size(toy, monkeypatch):
     learner = RobustViT(small_vit(mask_classes=2), lambda rows: rows, config(toy, batch=4))
     rows, accelerator, decoded = read_rows(toy), make_accelerator("cpu"), []
     expects = replace(learner.vit.config.input, size=(32, 32))
@@ -332,7 +351,7 @@ def test_validation_pictures_are_decoded_once_and_how_many_are_explained_at_once
     assert found[0]["relevance"] == pytest.approx(1 - losses.mean().item(), rel=1e-5)
 
 
-def test_masks_of_either_polarity_teach_the_same(toy, runs, tmp_path):
+def test_masks_of_either_polarity_train_the_same(toy, runs, tmp_path):
     dark = masks_with(toy, tmp_path / "dark", ImageOps.invert)
     common = {"init_from": str(runs / "erm-0"), "masks_per_class": 4, "batch": 8, "augment": "light"}
     one = train(config(toy, tmp_path / "bright", **common))

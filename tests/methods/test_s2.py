@@ -45,7 +45,7 @@ def test_scales_stand_side_by_side_each_the_mean_of_its_tiles(generator):
 
 
 @torch.no_grad()
-def test_larger_pictures_lose_nothing_at_the_larger_scale(generator):
+def test_larger_images_keep_their_resolution_at_the_larger_scale(generator):
     vit, images = small_vit(classes=0), torch.rand(2, 3, 64, 64, generator=generator)
     tiles = [vit(images[:, :, y : y + 32, x : x + 32]).cls for y in (0, 32) for x in (0, 32)]
     torch.testing.assert_close(ScaleProbe(vit, (32, 32), (2,)).embed(images), sum(tiles) / 4)
@@ -76,7 +76,7 @@ def test_features_are_kept_for_each_set_of_scales(toy, tmp_path):
     assert len(list(cache.glob("features-*"))) == 4
 
 
-def test_from_the_command_line_to_answers(toy, tmp_path):
+def test_from_the_command_line_to_predictions(toy, tmp_path):
     run = tmp_path / "run"
     code, out, err = typed("train", "s2", toy, *SMALL, "--size", 128, "--out", run)
     assert (code, err) == (0, "")
@@ -88,6 +88,6 @@ def test_from_the_command_line_to_answers(toy, tmp_path):
 
 
 @pytest.mark.parametrize("scales", [(), (0, 1), (2, 2)])
-def test_scales_that_cannot_be_are_refused(toy, tmp_path, scales):
+def test_invalid_scales_are_errors(toy, tmp_path, scales):
     with pytest.raises(UserError, match=r"--scales .*: give different integers of at least 1"):
         train(S2(**settings(toy, tmp_path / "run", scales=scales)))

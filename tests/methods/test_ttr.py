@@ -17,7 +17,7 @@ from sightline.where.clusters import Clustering, cluster_tokens, subject_cluster
 from .test_zeroshot import clip, folder, settings, toy  # noqa: F401 (fixtures)
 
 
-def test_the_subject_is_the_cluster_whose_mean_is_most_opposed_to_the_words():
+def test_the_subject_is_the_cluster_with_the_lowest_text_similarity():
     general = torch.tensor([0.6, 0.8])
     tokens = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, -1.0], [0.0, -2.0], [-1.0, 0.0], [-1.2, 0.0]])
     labels = torch.tensor([2, 2, 0, 0, 1, 1])
@@ -74,14 +74,14 @@ def recaller(clip, queue: int = 3):  # noqa: F811
 
 
 @torch.no_grad()
-def test_the_queue_holds_the_last_pictures_this_one_included_however_they_are_batched(clip, generator, monkeypatch):  # noqa: F811
+def test_the_queue_holds_the_last_images_whatever_the_batch_size(clip, generator, monkeypatch):  # noqa: F811
     images, seen = torch.rand(5, 3, 64, 64, generator=generator), []
 
     def watched(tokens, how):
         seen.append(tokens)
         return cluster_tokens(tokens, how)
 
-    monkeypatch.setattr(ttr, "cluster", watched)
+    monkeypatch.setattr(ttr, "cluster_tokens", watched)
     together, apart = recaller(clip), recaller(clip)
     tokens = ttr.patch_tokens(clip.vit, images)
     keep = together.look(images).keep
@@ -94,20 +94,20 @@ def test_the_queue_holds_the_last_pictures_this_one_included_however_they_are_ba
         assert not (labels[~picture.flatten()] == labels[picture.flatten()][0]).any()
 
 
-def test_several_processes_are_refused_since_they_would_not_share_a_queue(clip, monkeypatch):  # noqa: F811
+def test_several_processes_are_an_error(clip, monkeypatch):  # noqa: F811
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(UserError, match="run it in one process"):
         recaller(clip).look(torch.zeros(1, 3, 64, 64))
 
 
-def test_a_picture_of_another_size_than_the_queues_is_refused(clip):  # noqa: F811
-    with pytest.raises(ValueError, match="pictures with 16 patches, and these have 4"):
+def test_an_image_of_another_size_than_the_queue_is_an_error(clip):  # noqa: F811
+    with pytest.raises(ValueError, match="images of 16 patches, and these have 4"):
         recaller(clip).look(torch.zeros(1, 3, 32, 32))
 
 
-def test_the_queue_begins_as_the_validation_data_leave_it(toy, tmp_path, folder):  # noqa: F811
-    run = train(Ttr(**settings(toy, tmp_path / "run", folder, general="a bird", queue=20)))  # more than there are
+def test_the_queue_starts_with_the_last_validation_images(toy, tmp_path, folder):  # noqa: F811
+    run = train(Ttr(**settings(toy, tmp_path / "run", folder, general_prompt="a bird", queue=20)))  # more than there are
     model = load(run)
     assert model.method.start.shape == (20, 16, 24)
     torch.testing.assert_close(model.method.start[:4], model.method.start[16:])  # 16 pictures, and round again
@@ -121,9 +121,9 @@ def test_the_queue_begins_as_the_validation_data_leave_it(toy, tmp_path, folder)
     torch.testing.assert_close(fresh.method.recent[-1], fresh.method.start[-1], atol=1e-4, rtol=0)
 
 
-def test_more_clusters_than_patches_are_refused_before_anything_is_kept(toy, tmp_path, folder):  # noqa: F811
+def test_more_clusters_than_patches_are_an_error_before_anything_is_saved(toy, tmp_path, folder):  # noqa: F811
     """Pictures of 4 × 4 patches."""
-    told = settings(toy, tmp_path / "run", folder, general="a bird", queue=3)
+    told = settings(toy, tmp_path / "run", folder, general_prompt="a bird", queue=3)
     with pytest.raises(UserError, match="--clusters 49: a queue of 3 pictures has 48 patches"):
         train(Ttr(**told, clusters=49))
     assert not list((tmp_path / "run").glob("*.safetensors"))

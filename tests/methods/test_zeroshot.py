@@ -17,7 +17,7 @@ from sightline.methods import zeroshot as method_file
 from sightline.sight import Sight
 from sightline.train import train
 from sightline.verify.verify import verify
-from sightline.what.zeroshot import ZeroShot, open_clip, clip_class_names, readable_class_name, transform_of
+from sightline.what.zeroshot import ZeroShot, clip_class_names, open_clip, readable_class_name, transform_of
 
 from ..commands import QUICK, typed
 
@@ -129,14 +129,14 @@ def test_the_transform_is_the_one_that_was_shipped(clip, folder):
     assert transform_of(str(other), "main").resample == "bilinear"
 
 
-def test_the_answer_depends_on_nothing_outside_the_box(clip, generator):
+def test_the_prediction_depends_on_nothing_outside_the_box(clip, generator):
     images = torch.rand(3, 3, 64, 64, generator=generator)
     what = ZeroShot(clip.vit, (64, 64), clip.class_embeddings(["cat", "dog"], ["{}"]), clip.scale).eval()
     sight = Sight(boxes=torch.tensor([[[8, 4, 45, 41]]]).expand(3, 1, 4))
     certificate = verify(what, images, sight, draws=1)
     assert certificate.verdict == "blind"
     assert certificate.control["changed"] == 3
-    with pytest.raises(ValueError, match="one box in each picture, and the sight has 2"):
+    with pytest.raises(ValueError, match="one box per image, and the sight has 2"):
         what.judge(images, Sight(boxes=torch.zeros(3, 2, 4, dtype=torch.long)))
 
 
@@ -165,11 +165,11 @@ def test_a_hidden_patch_is_zero_after_normalisation_and_still_there(clip, theirs
         ("12. 13", "12. 13"),
     ],
 )
-def test_class_names_are_tidied(name, called):
+def test_class_names_are_made_readable(name, called):
     assert readable_class_name(name) == called
 
 
-def test_a_file_overrules_names_and_what_is_wrong_with_them_is_said(tmp_path):
+def test_a_file_overrides_class_names_and_its_errors_are_reported(tmp_path):
     file = tmp_path / "names.json"
     file.write_text('{"0": "landbird"}')
     assert clip_class_names(["0", "01_dog"], file) == ["landbird", "dog"]
@@ -187,9 +187,13 @@ def test_a_file_overrules_names_and_what_is_wrong_with_them_is_said(tmp_path):
 
 @pytest.mark.parametrize(
     ("prompts", "complaint"),
-    [((), "at least one"), (("a photo",), "needs {} exactly once"), (("{}" + 60 * "!",), "tokens, and this CLIP reads at most 40")],
+    [
+        ((), "at least one"),
+        (("a photo",), "needs {} exactly once"),
+        (("{}" + 60 * "!",), "tokens, and this CLIP reads at most 40"),
+    ],
 )
-def test_prompts_that_cannot_work_are_refused(clip, prompts, complaint):
+def test_invalid_prompts_are_errors(clip, prompts, complaint):
     with pytest.raises(UserError, match=complaint):
         clip.class_embeddings(["cat"], prompts)
 
@@ -205,13 +209,13 @@ def test_without_transformers_the_error_says_what_to_install(toy, tmp_path, fold
 
 
 @pytest.mark.parametrize("name", ["dinov2-s14", "timm/vit_small_patch16_224.dino", "clip-b16", "openclip-l41"])
-def test_a_name_that_is_no_clips_is_refused_without_asking_the_hub(name, monkeypatch):
+def test_an_unknown_clip_name_is_an_error_without_asking_the_hub(name, monkeypatch):
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("asked"))
-    with pytest.raises(UserError, match=f"--clip {name}: .* no CLIP .*; say clip-l14, openclip-b16, openclip-l14, "):
+    with pytest.raises(UserError, match=f"--clip {name}: .* CLIP .*; choose clip-l14, openclip-b16, openclip-l14, "):
         open_clip(name)
 
 
-def test_what_is_no_clip_is_refused(toy, tmp_path):
+def test_a_model_that_is_not_clip_is_an_error(toy, tmp_path):
     with pytest.raises(UserError, match="--clip nothing/here: transformers cannot read it"):
         open_clip("nothing/here")
     transformers.ViTConfig().save_pretrained(tmp_path)
@@ -220,10 +224,16 @@ def test_what_is_no_clip_is_refused(toy, tmp_path):
 
 
 @pytest.mark.parametrize("config", [Zs, A2Zs, Ttr])
-def test_a_run_answers_as_it_did_without_transformers_or_the_files_it_was_made_from(
+def test_a_loaded_run_predicts_the_same_without_transformers_or_the_original_files(
     config, toy, tmp_path, folder, monkeypatch
 ):
-    more = {"general_prompt": "a bird", "queue": 5} if config is Ttr else {"where": "random:nano"} if config is A2Zs else {}
+    more = (
+        {"general_prompt": "a bird", "queue": 5}
+        if config is Ttr
+        else {"where": "random:nano"}
+        if config is A2Zs
+        else {}
+    )
     run = train(config(**settings(toy, tmp_path / "run", folder, **more)))
     without_transformers(monkeypatch)
     images, told = answers_of(run)
@@ -235,14 +245,14 @@ def test_a_run_answers_as_it_did_without_transformers_or_the_files_it_was_made_f
     assert facts_of(run)["said"]["prompts"] == ["a photo of a {}." if config is Ttr else "a photo of a {}"]
 
 
-def test_a_crop_of_everything_is_the_answer_from_everything(toy, tmp_path, folder):
+def test_a_crop_of_the_whole_image_predicts_as_the_whole_image(toy, tmp_path, folder):
     whole = train(Zs(**settings(toy, tmp_path / "zs", folder)))
     crop = train(A2Zs(**settings(toy, tmp_path / "a2", folder, crop_size=("1",))))
     assert torch.equal(answers_of(whole)[1], answers_of(crop)[1])
     assert facts_of(crop)["where"]["backbone"]["file"] == "tiny"  # CLIP's own attention
 
 
-def test_validation_data_choose_the_crop_and_the_first_of_equals_is_kept(toy, tmp_path, folder, monkeypatch):
+def test_validation_data_select_the_crop_and_ties_go_to_the_first(toy, tmp_path, folder, monkeypatch):
     scores = iter([0.5, 0.75, 0.75, 0.6])
     monkeypatch.setattr(method_file, "score", lambda *_: next(scores))
     config = A2Zs(**settings(toy, tmp_path / "run", folder, crop_size=("1/2", "1/4"), layer=(-1, 0)))
@@ -264,7 +274,7 @@ def test_validation_data_choose_the_crop_and_the_first_of_equals_is_kept(toy, tm
         (Ttr, {"general_prompt": "a bird", "components": 17}, "--components 17: must be at most --rank, 16"),
     ],
 )
-def test_what_cannot_be_is_said(config, more, complaint, toy, tmp_path, folder):
+def test_invalid_arguments_are_explained(config, more, complaint, toy, tmp_path, folder):
     with pytest.raises(UserError, match=complaint):
         train(config(**settings(toy, tmp_path / "run", folder, **more)))
 
@@ -279,6 +289,8 @@ def test_from_the_command_line_to_a_proof(toy, tmp_path, folder):
     code, out, _ = typed("verify", run, "--limit", 2, "--draws", 1)
     assert (code, "Blind outside its sight" in out) == (0, True)
     assert typed("evaluate", run, *QUICK)[0] == 0
-    code, out, _ = typed("train", "ttr", toy, *told, "--general-prompt", "a bird.", "--queue", 4, "--out", tmp_path / "ttr")
+    code, out, _ = typed(
+        "train", "ttr", toy, *told, "--general-prompt", "a bird.", "--queue", 4, "--out", tmp_path / "ttr"
+    )
     assert (code, "Nothing was selected" in out) == (0, True)
     assert typed("verify", tmp_path / "ttr", "--limit", 2, "--draws", 1)[0] == 0

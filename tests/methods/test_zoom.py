@@ -20,7 +20,7 @@ from sightline.metrics.cost import measure_cost
 from sightline.sight import Sight
 from sightline.verify.verify import fingerprint, verify
 from sightline.what.masked import MaskedViT
-from sightline.what.zoom import Zoom, zoom_windows, zoom_in
+from sightline.what.zoom import Zoom, zoom_in, zoom_windows
 
 from ..commands import QUICK, SMALL, typed
 from ..conftest import small_vit
@@ -43,7 +43,7 @@ def masks():
 
 @pytest.fixture(params=["pixels", "patches", "boxes"])
 def sight(request, masks):
-    pixels = Sight.of_pixels(masks, (4, 4), patch_threshold=0.01)
+    pixels = Sight.of_pixels(masks, (4, 4), at_least=0.01)
     kinds = {
         "pixels": pixels,
         "patches": Sight(pixels.keep),
@@ -63,7 +63,7 @@ pictures = arrays.array_shapes(min_dims=2, max_dims=2, max_side=9).flatmap(
 
 @settings(deadline=None, max_examples=150)
 @given(squares)
-def test_the_bare_window_is_the_smallest_square_that_holds_all(mask):
+def test_without_margin_the_window_is_the_smallest_that_holds_all(mask):
     n = len(mask)
     left, top, right, bottom = zoom_windows(torch.tensor(mask)[None], margin=0, smallest=1e-6)[0].tolist()
     holding = (
@@ -97,18 +97,20 @@ def test_a_window_lies_in_the_picture_with_its_margin_where_there_is_room(mask, 
         assert -1 <= off_centre <= 0 or first == 0 or last == side
 
 
-def test_each_picture_has_its_own_window(masks):
+def test_each_image_has_its_own_window(masks):
     together = zoom_windows(masks, margin=0.1, smallest=0.25)
     assert torch.equal(together, torch.cat([zoom_windows(one[None], margin=0.1, smallest=0.25) for one in masks]))
     assert (together[:, 2:] - together[:, :2]).tolist() == [[13, 13], [32, 32], [12, 12], [8, 8]]
 
 
-def test_where_nothing_is_visible_the_window_is_the_picture():
-    assert zoom_windows(torch.zeros(2, 6, 8, dtype=torch.bool), margin=0.1, smallest=0.25).tolist() == [[0, 0, 8, 6]] * 2
+def test_where_nothing_is_visible_the_window_is_the_image():
+    assert (
+        zoom_windows(torch.zeros(2, 6, 8, dtype=torch.bool), margin=0.1, smallest=0.25).tolist() == [[0, 0, 8, 6]] * 2
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"margin": -0.1}, {"smallest": 0.0}, {"smallest": 1.5}])
-def test_impossible_windows_are_refused(wrong):
+def test_invalid_zoom_settings_are_errors(wrong):
     with pytest.raises(ValueError, match="smallest"):
         Zoom(**wrong)
 
@@ -177,14 +179,14 @@ def test_float_masks_see_the_same_and_pass_the_gradient_of_the_surrogate(images,
 
 @pytest.mark.parametrize("fill", get_args(Fill))
 @pytest.mark.parametrize("hide", ["removal", "mask"])
-def test_a_closer_look_is_blind_too(images, sight, fill, hide):
+def test_zooming_in_is_blind(images, sight, fill, hide):
     certificate = verify(MaskedViT(small_vit(), hide, zoom=Zoom(), fill=fill), images, sight, draws=1, ascent_steps=2)
     assert certificate.verdict == "blind", certificate.sentence
     assert certificate.largest_gradient == 0
 
 
 @torch.no_grad()
-def test_the_answer_says_which_window_was_looked_at_and_sees_no_more_for_it(images, sight):
+def test_the_prediction_reports_its_window(images, sight):
     what = MaskedViT(small_vit(), zoom=Zoom())
     answer = what.judge(images, sight)
     visible = sight.visible((32, 32))
@@ -194,8 +196,8 @@ def test_the_answer_says_which_window_was_looked_at_and_sees_no_more_for_it(imag
 
 
 @torch.no_grad()
-def test_small_things_become_large(images, masks):
-    sight = Sight.of_pixels(masks, (4, 4), patch_threshold=0.01)
+def test_small_objects_are_enlarged(images, masks):
+    sight = Sight.of_pixels(masks, (4, 4), at_least=0.01)
     plain, closer = MaskedViT(small_vit()), MaskedViT(small_vit(), zoom=Zoom())
     seen = closer.masked_input(images, sight.keep, sight.keep_pixels)
     before, after = masks.float().mean(dim=(1, 2)), seen.keep_pixels.float().mean(dim=(1, 2))
@@ -221,7 +223,7 @@ class Look:
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [(32, 32), (32, 48)])
-def test_of_the_whole_picture_or_of_nothing_there_is_no_closer_look(generator, size):
+def test_the_whole_image_or_an_empty_mask_is_not_zoomed(generator, size):
     images = torch.rand(3, 3, *size, generator=generator)
     plain, closer = MaskedViT(small_vit()), MaskedViT(small_vit(), zoom=Zoom())
     grid = closer.vit.grid(images)
@@ -231,7 +233,7 @@ def test_of_the_whole_picture_or_of_nothing_there_is_no_closer_look(generator, s
 
 @pytest.mark.parametrize("fill", ["mean", "noise"])
 @pytest.mark.parametrize("closer", [None, Zoom()])
-def test_training_sees_what_judging_sees_and_teaches_where_to_look(images, masks, fill, closer):
+def test_training_sees_what_judge_sees_and_trains_the_selector(images, masks, fill, closer):
     what = MaskedViT(small_vit(), zoom=closer, fill=fill)
     sight = Sight.of_pixels(masks, (4, 4))
     hard = what.masked_input(images, sight.keep, sight.keep_pixels)
@@ -259,7 +261,7 @@ def test_by_default_the_vit_itself_fills_in_its_mean(images, masks):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("fill", "level"), [("black", 0.0), ("grey", 0.5), ("white", 1.0)])
-def test_hidden_pixels_look_as_they_are_told_to(images, masks, fill, level):
+def test_hidden_pixels_have_the_configured_fill(images, masks, fill, level):
     vit, sight = small_vit(), Sight.of_pixels(masks, (4, 4))
     painted = torch.where(masks[:, None], images, level)
     assert torch.equal(MaskedViT(vit, fill=fill).judge(images, sight).logits, vit(painted, sight.keep).logits)
@@ -271,10 +273,10 @@ def test_noise_is_always_the_same_and_fits_every_size(images, masks):
     keep = torch.ones(4, 4, 4, dtype=torch.bool)
     one, two = (MaskedViT(small_vit(seed), fill="noise") for seed in (0, 1))
     noise = one.masked_input(images, keep, empty).images
-    assert torch.equal(noise, two.seen(1 - images, keep, empty).images)
+    assert torch.equal(noise, two.masked_input(1 - images, keep, empty).images)
     assert torch.equal(noise[0], noise[3])
     assert noise.std() > 0.2
-    large = one.seen(torch.rand(1, 3, 256, 64), torch.ones(1, 32, 8, dtype=torch.bool), empty.new_zeros(1, 256, 64))
+    large = one.masked_input(torch.rand(1, 3, 256, 64), torch.ones(1, 32, 8, dtype=torch.bool), empty.new_zeros(1, 256, 64))
     assert torch.equal(large.images[0, :, :32, :32], noise[0])
     assert torch.equal(large.images[0, :, 224:, :32], noise[0])
 
@@ -287,7 +289,7 @@ def test_another_look_is_another_architecture():
 # ---- from the command line -------------------------------------------------------------------------------------------
 
 
-def test_early_masking_looks_closer_from_training_to_proof(tmp_path):
+def test_early_masking_with_zoom_from_training_to_proof(tmp_path):
     toy = write_toy(tmp_path / "toy", train=16, val=8, test=8)
     told = ("--masks", "found:random:nano", "--sight", "pixels", "--patch-threshold", 0.1, "--zoom", "--fill", "noise")
     run = tmp_path / "run"

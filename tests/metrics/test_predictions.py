@@ -39,7 +39,7 @@ def test_predictions_round_trip_through_csv_with_awkward_names(tmp_path):
             assert np.array_equal(getattr(again, name), getattr(predictions, name)), name
             assert getattr(again, name).dtype == getattr(predictions, name).dtype
         assert again.extra == predictions.extra
-    assert not list(tmp_path.glob("*.part"))
+    assert [path.name for path in tmp_path.iterdir()] == ["answers.csv"]
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,4 +1,4 @@
-"""`sightline audit`: one page for every kind of method, with the figures that are measured elsewhere."""
+"""`sightline audit`: one page for every kind of method, with the figures of the other commands."""
 
 import json
 import re
@@ -10,22 +10,23 @@ import numpy as np
 import pytest
 import torch
 import tyro
-from sightline.report.context import open_report
 
 from sightline.cli import parse
 from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
+from sightline.explain.sampling import sample_balanced
 from sightline.interventions.apply import apply_intervention
 from sightline.interventions.file import Intervention
 from sightline.load import load_as_trained as load
 from sightline.metrics.estimates import Estimate, Metrics
 from sightline.metrics.inference import predict_rows
 from sightline.metrics.predictions import Predictions
-from sightline.report.gallery import jpeg_uri, sample_balanced, select_images
+from sightline.report.case import open_report
+from sightline.report.gallery import jpeg_uri, select_images
 from sightline.report.provenance import flags, training_command
 from sightline.report.survey import SurveyResults
-from sightline.report.text import headline
+from sightline.report.text import best_group
 from sightline.training.distributed import make_accelerator
 from sightline.training.run_folder import read_run
 
@@ -56,7 +57,7 @@ METHODS = {
 
 
 class Page(HTMLParser):
-    """What is on it: elements with their attributes, and the text of every section and table row."""
+    """Elements with their attributes, and the text of every section and table row."""
 
     def __init__(self, html):
         super().__init__()
@@ -86,8 +87,8 @@ class Page(HTMLParser):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("methods")
     toy = write_toy(tmp_path_factory.mktemp("data") / "toy", train=40, val=16, test=24, size=32)
-    for name, told in METHODS.items():
-        assert typed("train", told[0], toy, *told[1:], *SMALL, "--size", 32, "--out", folder / name)[0] == 0, name
+    for name, (method, *flags_) in METHODS.items():
+        assert typed("train", method, toy, *flags_, *SMALL, "--size", 32, "--out", folder / name)[0] == 0, name
     return folder
 
 
@@ -104,19 +105,19 @@ def pages(trained):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_has_every_section_in_order_and_what_is_missing_is_named(pages, name):
+def test_every_method_has_every_section_in_order(pages, name):
     page = pages[name]
     assert tuple(page.sections) == SECTIONS
     for section, text in page.sections.items():
         assert len(text.split()) > 10, section
-    assert ("no parts" in page.sections["without"]) == (name not in ("ifam", "pdiscoformer"))
-    assert "--quick" in page.sections["shape"] or "whole picture" in page.sections["shape"]
+    assert ("no discovered parts" in page.sections["without"]) == (name not in ("ifam", "pdiscoformer"))
+    assert "--quick" in page.sections["shape"] or "whole image" in page.sections["shape"]
 
 
-def test_tests_of_its_maps_are_shown_once_they_are_made(pages, trained, tmp_path):
+def test_tests_of_explanations_are_shown_once_they_are_run(pages, trained, tmp_path):
     assert "sightline stress" in pages["probe"].sections["maps"]
-    asked = ("--tests", "curves", "--maps", "attention", "--no-figures")
-    assert typed("stress", trained / "probe", *asked, *QUICK)[0] == 0
+    flags_ = ("--tests", "curves", "--maps", "attention", "--no-figures")
+    assert typed("stress", trained / "probe", *flags_, *QUICK)[0] == 0
     found = json.loads((trained / "probe" / "stress" / "test.json").read_text())
     assert typed("audit", trained / "probe", *QUICK, "--quick", "--out", tmp_path / "audit.html")[0] == 0
     page = Page((tmp_path / "audit.html").read_text())
@@ -126,13 +127,13 @@ def test_tests_of_its_maps_are_shown_once_they_are_made(pages, trained, tmp_path
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_page_asks_nothing_of_the_network_and_says_what_its_pictures_show(pages, name):
+def test_the_page_is_self_contained_and_accessible(pages, name):
     page = pages[name]
     assert not re.search(r"https?:|//[a-z]", re.sub(r"base64,[^\"]*", "", page.html))
-    pictures = [given for tag, given in page.elements if tag == "img"]
-    assert 20 <= len(pictures) <= 60
-    assert all(given["src"].startswith("data:image/jpeg;base64,") for given in pictures)
-    assert all(len(given["alt"]) > 10 for given in pictures)
+    images = [given for tag, given in page.elements if tag == "img"]
+    assert 20 <= len(images) <= 60
+    assert all(given["src"].startswith("data:image/jpeg;base64,") for given in images)
+    assert all(len(given["alt"]) > 10 for given in images)
     assert not [given for tag, given in page.elements if tag in ("script", "iframe")]
     assert len(page.html) < 1_000_000
     headings = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
@@ -148,29 +149,30 @@ def test_the_page_asks_nothing_of_the_network_and_says_what_its_pictures_show(pa
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_groups_figures_are_those_of_evaluate(pages, trained, name):
+def test_group_accuracies_are_those_of_evaluate(pages, trained, name):
     metrics = Metrics.from_dict(json.loads((trained / name / "metrics.json").read_text())["splits"]["test"])
     for group, estimate in metrics.groups.items():
         row = pages[name].row(group)
         assert f"{estimate.value_text} {estimate.interval} {estimate.n:,}" in row
-    assert headline(metrics) in pages[name].html
+    assert metrics.headline() in pages[name].html
 
 
-def test_verdicts_are_those_of_the_proof(pages):
+def test_verdicts_are_those_of_verify(pages):
     verdicts = {name: page.sections["proof"] for name, page in pages.items()}
     for name in ("ifam", "a2", "early"):
-        assert "Proved: nothing outside" in verdicts[name], name
+        assert "Proved: no content outside its sight" in verdicts[name], name
     for name in ("pdiscoformer", "late"):
         assert "Not blind" in verdicts[name], name
-    assert "Nothing is proved: this method sees the whole image." in verdicts["probe"]
-    assert "Redrawn: what lies outside the masks. Leaks:" in verdicts["probe"]
+    assert "Not blind: this method sees the whole image." in verdicts["probe"]
+    assert "Redrawn: the background, outside the masks." in verdicts["probe"]
 
 
-def test_leaving_a_part_out_does_what_it_does_to_the_model_itself(pages, trained):
+def test_part_removal_equals_the_intervention(pages, trained):
     context = open_report(Audit(trained / "ifam", workers=0, device="cpu"))
     model = load(trained / "ifam")
+    accelerator = make_accelerator("cpu")
     before, after = (
-        predict_rows(apply_intervention(model.method, one), context.rows, context.indices, model.expects, make_accelerator("cpu"))
+        predict_rows(apply_intervention(model.method, one), context.rows, context.indices, model.expects, accelerator)
         for one in (Intervention(), Intervention(drop=(1,)))
     )
     row = pages["ifam"].row("without part 1")
@@ -178,30 +180,30 @@ def test_leaving_a_part_out_does_what_it_does_to_the_model_itself(pages, trained
         own = before.groups == group
         change = 100 * (after.correct[own].mean() - before.correct[own].mean())
         assert f"{change:+.1f}".replace("-", "−") in row
-    assert "This describes the test data; it is no way to choose." in pages["ifam"].sections["without"]
+    assert "do not select parts on them" in pages["ifam"].sections["without"]
 
 
-def test_names_and_the_intervention_of_the_user_are_on_the_page(trained, tmp_path):
+def test_part_names_and_the_intervention_are_on_the_page(trained, tmp_path):
     assert typed("intervene", trained / "ifam", "--drop", 0, "--name", "2=the <i>beak</i>", *QUICK)[0] == 0
     try:
         out = tmp_path / "page.html"
         assert typed("audit", trained / "ifam", *QUICK, "--quick", "--out", out, "--examples", 30)[0] == 0
         page = Page(out.read_text())
-        assert "With an intervention: without part 0." in page.html
+        assert "Intervention applied: without part 0." in page.html
         assert "part 2 (the &lt;i&gt;beak&lt;/i&gt;)" in page.html
         assert "<i>" not in page.html
-        assert "without part 0, chosen by hand" in page.sections["run"]
-        assert "Left out by the intervention." in page.sections["looks"]
+        assert "without part 0, set by hand" in page.sections["run"]
+        assert "Removed by the intervention." in page.sections["looks"]
     finally:
         assert typed("intervene", trained / "ifam", "--clear", *QUICK)[0] == 0
 
 
-def test_reports_with_and_without_the_intervention_lie_apart_and_which_it_is_is_said(trained, tmp_path):
+def test_reports_with_and_without_the_intervention_are_kept_apart(trained, tmp_path):
     run, few = shutil.copytree(trained / "ifam", tmp_path / "run"), (*QUICK, "--quick", "--examples", 10)
     assert typed("intervene", run, "--drop", 0, *QUICK)[0] == 0
     code, out, errors = typed("audit", run, *few)
     assert code == 0, errors
-    assert f"with {run / 'intervention.json'}: without part 0" in errors
+    assert f"applying {run / 'intervention.json'}: without part 0" in errors
     corrected = run / "intervened-drop0" / "audit.html"
     assert str(corrected) in out
     before = corrected.read_text()
@@ -209,7 +211,7 @@ def test_reports_with_and_without_the_intervention_lie_apart_and_which_it_is_is_
     assert code == 0, errors
     assert "intervention.json" not in errors
     assert str(run / "audit.html") in out
-    assert "none is applied" in Page((run / "audit.html").read_text()).sections["run"]
+    assert "<dt>Intervention</dt><dd>none</dd>" in (run / "audit.html").read_text()
     assert corrected.read_text() == before
 
 
@@ -231,17 +233,17 @@ def test_classes_and_files_cannot_write_into_the_page(tmp_path):
     assert "<b>" not in page.html
     assert "<script" not in page.html
     assert "<b>x</b>" in page.sections["groups"]
-    assert "class by class" in page.sections["groups"]
+    assert "Accuracy by class" in page.sections["groups"]
     assert "no masks" in page.sections["backgrounds"]
     assert "no masks" in page.sections["masks"]
 
 
-def test_two_hundred_pictures_stay_under_five_megabytes_whatever_they_show():
+def test_two_hundred_images_stay_under_five_megabytes():
     noise = torch.rand(3, 160, 160, generator=torch.Generator().manual_seed(0))
     assert 200 * len(jpeg_uri(noise)) < 4_000_000
 
 
-def test_galleries_are_drawn_from_all_groups_and_the_same_for_the_same_seed():
+def test_galleries_are_balanced_and_reproducible():
     cells = np.repeat([0, 1, 2], [100, 3, 10])
     rows = sample_balanced(np.arange(113), cells, 9, np.random.default_rng(0))
     assert np.bincount(cells[rows]).tolist() == [3, 3, 3]
@@ -250,52 +252,52 @@ def test_galleries_are_drawn_from_all_groups_and_the_same_for_the_same_seed():
 
 
 @pytest.mark.parametrize(("parts", "count"), [(0, 20), (3, 5)])
-def test_few_pictures_are_spread_over_the_groups(parts, count):
+def test_a_few_images_are_balanced_over_groups(parts, count):
     groups = np.repeat([0, 1, 2, 3], 30)
     logits = np.eye(4)[groups] * 9
-    answers = Predictions.from_logits(
+    predictions = Predictions.from_logits(
         [str(i) for i in range(120)], groups, logits, tuple("abcd"), groups, tuple("abcd")
     )
     areas = np.ones((120, parts)) if parts else None
-    chosen = select_images(SurveyResults(answers, np.ones(120), areas), 20, 0, Intervention())
+    chosen = select_images(SurveyResults(predictions, np.ones(120), areas), 20, 0, Intervention())
     assert len(chosen.overview) == count
     for rows in (chosen.overview, *chosen.parts.values()):
         assert np.ptp(np.bincount(groups[rows], minlength=4)) <= 1
 
 
-def test_the_headline_names_the_worst_first_and_does_not_make_differences_out_of_chance():
+def test_the_best_group_is_named_and_whether_the_difference_is_significant():
     def metrics(**groups):
         cells = {name: Estimate(*values, n=100, how="") for name, values in groups.items()}
         worst = min(cells, key=lambda name: cells[name].value)
         low = Estimate(*groups[worst], n=100, how="", of=worst)
         return Metrics("test", 100, 1, low, low, low, {}, groups=cells, worst_group=low)
 
-    apart = headline(metrics(easy=(0.99, 0.98, 1.0), hard=(0.71, 0.68, 0.74)))
-    assert apart == "On hard it is right 71 % of the time [68, 74]; on the easiest group, easy, 99.0 % [98.0, 100.0]."
-    assert "may be chance" in headline(metrics(easy=(0.9, 0.8, 0.95), hard=(0.85, 0.75, 0.92)))
+    apart = best_group(metrics(easy=(0.99, 0.98, 1.0), hard=(0.71, 0.68, 0.74)))
+    assert apart == "Best group: easy, accuracy 99.0 % [98.0, 100.0]."
+    assert "not significant" in best_group(metrics(easy=(0.9, 0.8, 0.95), hard=(0.85, 0.75, 0.92)))
 
 
-def test_the_command_to_reproduce_a_run_is_the_one_that_made_it(trained):
+def test_the_training_command_reproduces_the_run(trained):
     run = read_run(trained / "ifam")
     command = training_command(run).split()
     assert command[:3] == ["sightline", "train", "ifam"]
     _, parsed = parse(command[1:])
     assert isinstance(parsed, Ifam)
-    said = json.loads(json.dumps(vars(parsed), default=lambda value: getattr(value, "__dict__", str(value))))
+    values = json.loads(json.dumps(vars(parsed), default=lambda value: getattr(value, "__dict__", str(value))))
     for name, value in run.facts["config"].items():
         if name not in ("out", "workers", "device", "data"):
-            assert said[name] == value, name
+            assert values[name] == value, name
 
 
 @pytest.mark.parametrize("kind", [Robustvit, Rrr, Gradmask, Masktune])
-def test_what_a_run_went_on_with_is_typed_as_the_command_line_knows_it(kind):
-    typed_flags = flags({"start": "runs/erm", "seed": 3}, kind)
+def test_renamed_flags_are_typed_as_the_command_line_knows_them(kind):
+    typed_flags = flags({"init_from": "runs/erm", "seed": 3}, kind)
     assert typed_flags == ["--seed", "3", "--init-from", "runs/erm"]
     parsed = tyro.cli(kind, args=["data", *typed_flags])
-    assert (parsed.start, parsed.seed) == ("runs/erm", 3)
+    assert (parsed.init_from, parsed.seed) == ("runs/erm", 3)
 
 
-def test_another_split_has_a_file_of_its_own_and_a_report_needs_no_pictures(trained):
+def test_another_split_has_its_own_file_and_a_report_needs_no_images(trained):
     code, out, _ = typed("audit", trained / "probe", *QUICK, "--quick", "--split", "val", "--examples", 0)
     assert code == 0
     assert str(trained / "probe" / "audit-val.html") in out
@@ -304,7 +306,7 @@ def test_another_split_has_a_file_of_its_own_and_a_report_needs_no_pictures(trai
     assert typed("audit", trained / "probe", *QUICK, "--examples", -1)[0] == 2
 
 
-def test_on_a_phone_nothing_but_tables_scrolls_sideways(pages, trained, browser):
+def test_on_a_phone_only_tables_scroll_sideways(pages, trained, browser):
     with browser.new_context(viewport={"width": 390, "height": 800}) as context:
         page = context.new_page()
         requested = []

@@ -1,4 +1,4 @@
-"""`sightline strips`: the same images over several runs, swapped backgrounds, heat maps, and one page of it all."""
+"""`sightline strips`: the same images over several runs, background swaps, heat maps, and the page."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from sightline.data.rows import Rows
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.interventions.file import Intervention
-from sightline.report.contact_sheet import Note, SheetRow, centre_of_mass, draw_cross, draw_sheet, heat_map, shortened
+from sightline.report.contact_sheet import Note, SheetRow, centre_of_mass, draw_cross, draw_sheet, heat_map, shorten
 from sightline.report.figures import PartFigures, find_counterparts, heat_map_rows, part_fractions
 from sightline.report.strips import distinct_names, draw, part_removal_section, resize_for_sheet
 from sightline.sight import Sight
@@ -32,7 +32,7 @@ def made(tmp_path_factory) -> Path:
     """A run of iFAM and one of PDiscoFormer, on the same toy images."""
     folder = tmp_path_factory.mktemp("strips")
     write_toy(folder / "toy", train=24, val=12, test=16, size=32)
-    train(Ifam(folder / "toy", out=folder / "k2", parts=2, refine=False, selector_size=32, **SMALL))
+    train(Ifam(folder / "toy", out=folder / "k2", parts=2, selector="learned", refine=False, selector_size=32, **SMALL))
     train(Pdiscoformer(folder / "toy", out=folder / "k3", parts=3, **SMALL))
     return folder
 
@@ -41,18 +41,18 @@ def figures_of_run(command: Strips, folder: Path, first: PartFigures | None = No
     return PartFigures.open(command, folder, None, first)
 
 
-def told(*runs: Path, **more) -> Strips:
+def settings(*runs: Path, **more) -> Strips:
     return Strips(runs, examples=4, limit=16, workers=0, device="cpu", **more)
 
 
 # ---- a page ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_page_shows_every_kind_of_every_run_and_needs_no_other_file(made, tmp_path):
-    asked = ("--examples", 4, "--limit", 16, "--out", tmp_path / "out", *QUICK)
-    code, out, err = typed("strips", made / "k2", made / "k3", *asked)
+def test_one_self_contained_page_shows_every_kind_of_every_run(made, tmp_path):
+    flags = ("--examples", 4, "--limit", 16, "--out", tmp_path / "out", *QUICK)
+    code, out, err = typed("strips", made / "k2", made / "k3", *flags)
     assert (code, err) == (0, "")
-    assert f"The images are in {tmp_path / 'out' / 'index.html'}" in out
+    assert f"Figures saved to {tmp_path / 'out' / 'index.html'}" in out
     assert f"`sightline intervene {made / 'k3'} --find`" in out
     names = {path.name for path in (tmp_path / "out").glob("*.png")}
     assert names == {"parts.png", "occupancy.png", "swapped-k2.png", "swapped-k3.png"}
@@ -60,31 +60,28 @@ def test_one_page_shows_every_kind_of_every_run_and_needs_no_other_file(made, tm
     sources = re.findall(r'src="([^"]{30})', page)
     assert len(sources) == 4
     assert all(source.startswith("data:image/jpeg;base64,") for source in sources)
-    assert (
-        page.index("The parts of the same pictures") < page.index("on another background") < page.index("Where parts")
-    )
-    assert "K = 3: PDiscoFormer, k3. Cut out along the data&#x27;s mask" in page
-    assert "24 training pictures" not in page  # but as many as the limit allows
-    assert "those of 16 training pictures" in page
+    assert page.index("Discovered parts on the same") < page.index("Background swaps") < page.index("Part locations")
+    assert "K = 3: PDiscoFormer, k3. Cut out along the object mask" in page
+    assert "in 16 training images" in page  # as many as the limit allows
 
 
-def test_runs_of_one_name_are_told_apart(made, tmp_path):
+def test_runs_of_the_same_name_get_distinct_names(made, tmp_path):
     for parent in ("a", "b"):
         shutil.copytree(made / "k2", tmp_path / parent / "run")
-    sample_balanced = draw(told(tmp_path / "a" / "run", tmp_path / "b" / "run", out=tmp_path / "out"))
-    assert {"swapped-a-run", "swapped-b-run"} < {*sample_balanced.sheets}
+    drawn = draw(settings(tmp_path / "a" / "run", tmp_path / "b" / "run", out=tmp_path / "out"))
+    assert {"swapped-a-run", "swapped-b-run"} < {*drawn.sheets}
     assert distinct_names([Path("x/k1"), Path("x/k2")]) == ["k1", "k2"]
     assert distinct_names([Path("x/k1"), Path("x/k1")]) == ["k1-0", "k1-1"]
 
 
-def test_only_what_is_asked_for_is_drawn_and_lies_in_the_run_if_no_place_is_named(made, tmp_path):
+def test_only_the_requested_kind_is_drawn_by_default_in_the_run(made, tmp_path):
     run = copied(made / "k2", tmp_path / "run")
-    found = draw(told(run, kind=("occupancy",)))
+    found = draw(settings(run, kind=("occupancy",)))
     assert found.page == run / "strips" / "index.html"
     assert set(found.sheets) == {"occupancy"}
 
 
-def test_what_was_measured_without_each_part_is_a_table_with_pictures_on_a_page_of_its_own(made, tmp_path):
+def test_part_removal_has_a_page_with_table_and_images(made, tmp_path):
     run = copied(made / "k2", tmp_path / "run")
     code, out, err = typed("intervene", run, "--find", *QUICK)
     assert code == 0, err
@@ -96,27 +93,27 @@ def test_what_was_measured_without_each_part_is_a_table_with_pictures_on_a_page_
     assert page.count('src="data:image/jpeg') == 2
     measured = json.loads((run / "interventions" / "search.json").read_text())
     assert "Look at it." in part_removal_section(run, measured | {"suspect": {"sentence": "Look at it."}}).about
-    found = draw(told(run, kind=("left-out",), out=tmp_path / "out"))
+    found = draw(settings(run, kind=("left-out",), out=tmp_path / "out"))
     assert "without part 1" in found.page.read_text()
     assert found.notes == ()
 
 
-# ---- the same images -----------------------------------------------------------------------------------------------
+# ---- the same images -------------------------------------------------------------------------------------------------
 
 
-def test_every_run_is_drawn_on_the_same_pictures_from_all_groups(made):
-    command = told(made / "k2", made / "k3")
+def test_every_run_is_drawn_on_the_same_images_of_all_groups(made):
+    command = settings(made / "k2", made / "k3")
     first = figures_of_run(command, made / "k2")
     second = figures_of_run(command, made / "k3", first)
-    (pictures, ours), (others, theirs) = first.part_maps(), second.part_maps()
-    assert torch.equal(pictures.pictures, others.pictures)
-    assert [note.text for note in pictures.notes] == sorted({note.text for note in pictures.notes})  # one of each
+    (images, ours), (others, theirs) = first.part_maps(), second.part_maps()
+    assert torch.equal(images.images, others.images)
+    assert [note.text for note in images.notes] == sorted({note.text for note in images.notes})  # one of each
     assert (ours.caption, theirs.caption) == ("K = 2: iFAM, k2", "K = 3: PDiscoFormer, k3")
     assert (len(ours.legend), len(theirs.legend)) == (2, 3)
 
 
-def test_parts_that_are_left_out_are_neither_painted_nor_named(made):
-    plain = figures_of_run(told(made / "k2"), made / "k2")
+def test_removed_parts_are_neither_drawn_nor_listed(made):
+    plain = figures_of_run(settings(made / "k2"), made / "k2")
     plain = replace(plain, intervention=Intervention(names={1: "head"}))
     changed = replace(plain, intervention=Intervention(drop=(0,), names={1: "head"}))
     assert [word for word, _ in plain.legend] == ["0", "head"]
@@ -134,12 +131,12 @@ def test_runs_on_other_data_and_methods_without_parts_are_refused(made, tmp_path
     facts["data"]["fingerprint"] = "0" * 64
     (other / "run.json").write_text(json.dumps(facts))
     with pytest.raises(UserError, match="trained on other data than"):
-        draw(told(made / "k2", other, out=tmp_path / "out"))
+        draw(settings(made / "k2", other, out=tmp_path / "out"))
     probe = train(Probe(made / "toy", out=tmp_path / "probe", backbone="random:nano", size=32, workers=0, device="cpu"))
     with pytest.raises(UserError, match="discovers no parts"):
-        draw(told(probe, out=tmp_path / "out"))
+        draw(settings(probe, out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
-    assert told(made / "k2", made / "toy").runs_and_data == ((made / "k2",), made / "toy")
+    assert settings(made / "k2", made / "toy").runs_and_data == ((made / "k2",), made / "toy")
     with pytest.raises(UserError, match="no runs"):
         _ = Strips(()).runs_and_data
 
@@ -147,26 +144,26 @@ def test_runs_on_other_data_and_methods_without_parts_are_refused(made, tmp_path
 # ---- other backgrounds -----------------------------------------------------------------------------------------------
 
 
-def test_things_stay_as_they_are_on_another_background_and_more_doubt_shows_less(made):
+def test_objects_are_unchanged_on_another_background_and_token_removal_shows_less(made):
     from sightline.data.images import Preprocess, decode
 
-    one = figures_of_run(told(made / "k2", quantiles=(0.99, 0.2)), made / "k2")
+    one = figures_of_run(settings(made / "k2", quantiles=(0.99, 0.2)), made / "k2")
     chosen, images, others, how = one.on_other_backgrounds()
-    masks = [decode(one.asked.rows, int(i), Preprocess.of(one.model.expects)).mask for i in chosen]
+    masks = [decode(one.dataset.rows, int(i), Preprocess.of(one.model.expects)).mask for i in chosen]
     inside = torch.stack([mask for mask in masks if mask is not None])[:, None].expand_as(images)
     assert torch.equal(images[inside], others[inside])
     assert (images[~inside] != others[~inside]).float().mean() > 0.8
-    assert how.startswith("Cut out along the data's mask")
-    doubtful = [Intervention(quantile=q, thresholds=one.sketch.quantile(q)) for q in one.command.quantiles]
-    seen = [answer.sight.coverage((32, 32)) for answer in one.answers(others, [Intervention(), *doubtful])]
+    assert how.startswith("Cut out along the object mask")
+    removals = [Intervention(quantile=q, thresholds=one.sketch.quantile(q)) for q in one.command.quantiles]
+    seen = [one_.sight.coverage((32, 32)) for one_ in one.predict(others, [Intervention(), *removals])]
     assert (seen[0] >= seen[1]).all()
     assert seen[2].mean() < seen[0].mean()
-    lines, _ = one.swapped()
-    assert [line.caption for line in lines][2:] == [
+    rows, _ = one.swapped()
+    assert [row.caption for row in rows][2:] == [
         "on another background",
-        "its parts",
-        "without patches beyond the 0.99 quantile",
-        "without patches beyond the 0.2 quantile",
+        "parts",
+        "token removal beyond the 0.99 quantile",
+        "token removal beyond the 0.2 quantile",
     ]
 
 
@@ -177,7 +174,7 @@ def rows_with(images: list[str], groups: list[str], splits: list[int]) -> Rows:
     return Rows("birds", Path(), images, labels, ("tern",), np.array(splits, np.int8), numbers, names)
 
 
-def test_twins_are_found_by_their_paths_and_the_usual_background_comes_first():
+def test_counterparts_are_found_by_path_and_the_common_background_comes_first():
     images = ["i/original/a.jpg", "i/original/b.jpg", "i/swapped/b.jpg", "i/swapped/c.jpg"]
     groups = ["tern/original", "tern/original", "tern/swapped", "tern/swapped"]
     rows = rows_with(images, groups, [0, 2, 2, 2])
@@ -198,44 +195,45 @@ def test_a_cell_belongs_to_a_part_as_far_as_its_visible_pixels_do():
     assert second[0].tolist() == [[0, 0], [1, 0]]
 
 
-def test_heat_is_brightest_where_a_part_is_most_often_and_crosses_lie_at_its_centre():
+def test_heat_maps_are_brightest_at_their_maximum_and_crosses_lie_at_the_centre():
     shares = torch.tensor([[0.0, 0.0], [0.0, 0.5]])
-    picture = heat_map(shares, 8)
-    assert picture.shape == (3, 8, 8)
-    assert picture.sum(dim=0).argmax() == 8 * 4 + 4
+    image = heat_map(shares, 8)
+    assert image.shape == (3, 8, 8)
+    assert image.sum(dim=0).argmax() == 8 * 4 + 4
     assert centre_of_mass(shares) == (0.75, 0.75)
     assert centre_of_mass(torch.zeros(2, 2)) is None
-    marked = draw_cross(picture, (0.75, 0.75), (1.0, 1.0, 1.0), reach=2)
+    marked = draw_cross(image, (0.75, 0.75), (1.0, 1.0, 1.0), reach=2)
     assert marked[:, 6, 6].tolist() == [1, 1, 1]
-    assert torch.equal(marked[:, :3, :3], picture[:, :3, :3])
+    assert torch.equal(marked[:, :3, :3], image[:, :3, :3])
 
 
-def test_many_parts_stand_in_several_lines_under_one_caption():
+def test_many_parts_take_several_rows_under_one_caption():
     lines = heat_map_rows("K = 16", {f"part {k}": torch.rand(4, 4) for k in range(16)}, torch.rand(4, 4))
-    assert [len(line.pictures) for line in lines] == [9, 8]
+    assert [len(line.images) for line in lines] == [9, 8]
     assert [line.caption for line in lines] == ["K = 16", ""]
-    assert lines[0].notes[0].text.startswith("true masks: up to")
+    assert lines[0].notes[0].text.startswith("true masks: max.")
 
 
 # ---- sheets ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_sheet_is_as_wide_as_its_widest_line_and_pictures_keep_their_pixels():
+def test_a_sheet_is_as_wide_as_its_widest_row_and_images_keep_their_pixels():
     red = torch.zeros(2, 3, 10, 20)
     red[:, 0] = 1
-    page = draw_sheet([SheetRow("a", red, [Note("x"), Note("y")]), SheetRow("", red[:1], legend=[("part", (0, 0, 255))])])
+    second = SheetRow("", red[:1], legend=[("part", (0, 0, 255))])
+    page = draw_sheet([SheetRow("a", red, [Note("x"), Note("y")]), second])
     assert page.width == 2 * 28 + 16
     pixels = np.asarray(page)
     assert (pixels == (255, 0, 0)).all(axis=-1).sum() == 3 * 200
     assert (pixels == (0, 0, 255)).all(axis=-1).sum() > 100
 
 
-def test_long_names_lose_their_beginning_large_pictures_shrink_and_tiny_ones_grow():
+def test_long_names_are_cut_at_the_start_and_images_are_resized():
     from PIL import ImageFont
 
     font = ImageFont.load_default(size=12)
-    assert shortened("tern 9 %", 200, font) == "tern 9 %"
-    assert shortened("001.Black_footed_Albatross 99 %", 100, font).endswith("Albatross 99 %"[3:])
+    assert shorten("tern 9 %", 200, font) == "tern 9 %"
+    assert shorten("001.Black_footed_Albatross 99 %", 100, font).endswith("Albatross 99 %"[3:])
     assert resize_for_sheet(torch.rand(1, 3, 448, 224)).shape == (1, 3, 224, 112)
     assert resize_for_sheet(torch.rand(1, 3, 32, 32)).shape == (1, 3, 96, 96)
     assert isinstance(draw_sheet([SheetRow("a", torch.rand(1, 3, 4, 4))]), Image.Image)

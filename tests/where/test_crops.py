@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sightline.datasets.toy_images import make_toy
 from sightline.sight import Look, inside_boxes
 from sightline.where.attention import cls_attention_map
-from sightline.where.crops import CentreSight, CropSight, RandomSight, greedy_crops, side_in_pixels, random_crops
+from sightline.where.crops import CentreSight, CropSight, RandomSight, greedy_crops, random_crops, side_in_pixels
 
 from ..conftest import small_vit
 
@@ -93,12 +93,12 @@ def test_neither_the_scale_of_a_map_nor_its_neighbours_matter(seed, power):
     assert torch.equal(alone, found)
 
 
-def test_where_all_is_alike_the_first_in_reading_order_wins():
+def test_ties_go_to_the_first_in_reading_order():
     even = torch.full((1, 8, 8), 1 / 64)
     assert as_tuples(greedy_crops(even, [4, 4, 4, 4])[0]) == [(0, 0, 4, 4), (4, 0, 8, 4), (0, 4, 4, 8), (4, 4, 8, 8)]
 
 
-def test_no_room_is_an_error_or_the_crop_before_once_more():
+def test_without_room_it_is_an_error_or_repeats_the_crop_before():
     peak = torch.zeros(2, 8, 8)
     peak[0, 3:5, 3:5] = 1  # in the middle: no second square of 4 beside it
     peak[1, 0, 0] = 1
@@ -113,7 +113,7 @@ def test_no_room_is_an_error_or_the_crop_before_once_more():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("full", ["raise", "repeat"])
-def test_a_map_that_is_not_finite_is_refused(value, full):
+def test_a_map_that_is_not_finite_is_an_error(value, full):
     maps = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0))
     greedy_crops(maps, [4, 3], full="repeat")
     maps[1, 6, 6] = value
@@ -121,7 +121,7 @@ def test_a_map_that_is_not_finite_is_refused(value, full):
         greedy_crops(maps, [4, 3], full=full)
 
 
-def test_sides_are_shares_or_pixels():
+def test_sides_are_fractions_or_pixels():
     assert [side_in_pixels(side, (224, 448)) for side in (2 / 7, 1.0, 64, 0.001)] == [64, 224, 64, 1]
 
 
@@ -134,7 +134,7 @@ def test_the_crop_holds_more_attention_than_any_other(generator):
     assert torch.equal(sight.maps(images)["attention"], cls_attention_map(vit, images, 1, 2))
 
 
-def test_a_selector_sees_no_more_pixels_than_it_was_made_for(generator):
+def test_a_selector_sees_images_no_larger_than_its_input_size(generator):
     vit = small_vit(classes=0)  # patches of 8; made for 224 pixels
     large = torch.rand(1, 3, 448, 448, generator=generator)
     odd = torch.rand(1, 3, 36, 44, generator=generator)
@@ -176,7 +176,7 @@ def test_the_centre_is_the_centre():
     assert as_tuples(boxes[1]) == [(64, 48, 192, 176)]
 
 
-def test_random_crops_depend_on_the_picture_and_the_seed_and_on_nothing_else(generator):
+def test_random_crops_depend_on_the_image_and_the_seed_alone(generator):
     images = (torch.rand(6, 3, 32, 32, generator=generator) * 255).round() / 255
     where = RandomSight((8, 8), seed=1)
     boxes = where.look(images).boxes
@@ -187,7 +187,7 @@ def test_random_crops_depend_on_the_picture_and_the_seed_and_on_nothing_else(gen
     assert torch.equal(RandomSight((8,), seed=1).look(images).boxes, boxes[:, :1]), "earlier ones do not heed later"
 
 
-def test_random_crops_are_everywhere_alike():
+def test_random_crops_are_uniform():
     generators = [torch.Generator().manual_seed(seed) for seed in range(4000)]
     left = random_crops((4, 8), [4], generators)[:, 0, 0]
     counts = torch.bincount(left, minlength=5)

@@ -92,7 +92,7 @@ def test_background_belongs_into_the_corners_of_every_image():
     assert background(one_hot(torch.cat([corner, assigned]), 1)) == 50
 
 
-def test_a_background_that_is_all_but_gone_is_still_called_back():
+def test_a_vanishing_background_still_has_a_gradient():
     logits = torch.zeros(1, 2, 6, 6)
     logits[:, 1] = -60
     logits.requires_grad_()
@@ -140,10 +140,11 @@ def test_weights_multiply_and_zero_leaves_out(generator):
     assert shaping_losses(parts, embeddings, None, Shaping.none()) == {}
 
 
-def test_borders_count_for_less_on_coarser_grids(generator):
+def test_total_variation_is_scaled_to_the_grid(generator):
     parts, embeddings, unwarped = found(generator)
     plain, scaled = (
-        shaping_losses(parts, embeddings, unwarped, Shaping(total_variation_grid=at))["total_variation"] for at in (0, 37)
+        shaping_losses(parts, embeddings, unwarped, Shaping(total_variation_grid=at))["total_variation"]
+        for at in (0, 37)
     )
     torch.testing.assert_close(scaled, plain * (6 * 7) ** 0.5 / 37)
     with pytest.raises(AssertionError, match="transformed images"):

@@ -48,7 +48,7 @@ def scores(generator, parts: int = 4, spread: float = 1.0) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_logits_are_minus_squared_distances_and_shares_their_softmax():
+def test_logits_are_negative_squared_distances_and_maps_their_softmax():
     model = small(temperature=0.5)
     parts = model.discover(pictures())
     distances = (parts.features[:, None] - model.prototypes[None, :, :, None, None]).square().sum(dim=2)
@@ -76,7 +76,7 @@ def test_a_patch_is_seen_unless_it_is_nearest_to_the_background():
     assert list(model.maps(images)) == ["part 0", "part 1", "part 2", "part 3", "background"]
 
 
-def test_noise_makes_a_part_win_as_often_as_its_share_says(generator):
+def test_gumbel_noise_selects_a_part_with_its_probability(generator):
     logits = torch.tensor([1.0, 0.0, -1.0])
     draws = (logits[:, None] + gumbel_noise((3, 50_000), generator=generator)).argmax(dim=0)
     torch.testing.assert_close(draws.bincount() / 50_000, logits.softmax(dim=0), atol=0.01, rtol=0)
@@ -100,7 +100,7 @@ def test_draws_follow_their_generator_and_rate(generator):
 
 
 @torch.no_grad()
-def test_images_are_moved_onto_the_mean_colour():
+def test_transformed_images_are_filled_with_the_mean_colour():
     vit = small_vit(classes=0, input=Input(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25)))
     model, images, affine = PartDiscovery(vit, 2, 5), pictures(), Affine(30.0, 3.0, -2.0, 0.8)
     normalised = warp_affine((images - vit.mean) / vit.std, affine)
@@ -113,7 +113,7 @@ def test_images_are_moved_onto_the_mean_colour():
 
 
 @torch.no_grad()
-def test_images_that_do_not_move_are_seen_as_they_are():
+def test_the_identity_transformation_changes_nothing():
     model, images = small(), pictures()
     probabilities = model.discover(images).probabilities
     torch.testing.assert_close(model.discover_transformed(images, Affine()), probabilities, atol=1e-4, rtol=1e-4)
@@ -123,7 +123,7 @@ def test_images_that_do_not_move_are_seen_as_they_are():
 
 
 @torch.no_grad()
-def test_dropped_parts_say_nothing_and_the_others_more():
+def test_dropped_parts_have_no_logits_and_others_are_scaled():
     model = small(dropout=0.25)
     embeddings = model.embed(model.discover(pictures()))
     keep_parts = torch.tensor([[True, False, True, True]]).expand(3, -1)
@@ -179,13 +179,13 @@ def test_a_patch_of_a_dropped_part_stays_only_if_another_part_beats_the_backgrou
     assert torch.equal(hard_keep(some.softmax(dim=1), keep_parts), expected)
 
 
-def test_dropping_works_where_all_other_shares_underflow():
+def test_dropping_works_where_all_other_probabilities_underflow():
     far = torch.tensor([0.0, -900.0, -500.0]).view(1, 3, 1, 1)  # parts 0 and 1, background: shares 1, 0 and 0
     assert not hard_keep(far, torch.tensor([[False, True]])).any()
     assert hard_keep(far, torch.tensor([[True, False]])).all()
 
 
-def test_soft_keep_is_the_share_of_the_likeliest_part(generator):
+def test_soft_keep_is_the_probability_of_the_likeliest_part(generator):
     some = scores(generator)
     torch.testing.assert_close(soft_keep(some), some.softmax(dim=1)[:, :-1].amax(dim=1))
 
@@ -228,7 +228,7 @@ def test_no_gradient_comes_through_parts_that_are_dropped(generator):
     assert not some.grad.any()
 
 
-def test_only_the_tokens_of_a_frozen_backbone_learn():
+def test_only_the_tokens_of_a_frozen_backbone_are_trained():
     vit = small_vit(classes=0)
     freeze(vit)
     learning = {name for name, p in vit.named_parameters() if p.requires_grad}
@@ -285,7 +285,7 @@ def replace_features(features):
     return Out
 
 
-def test_shares_that_underflow_leave_all_gradients_finite():
+def test_probabilities_that_underflow_leave_all_gradients_finite():
     model, images = small(), pictures()
     with torch.no_grad():
         model.vit.norm.weight.mul_(100)
@@ -310,7 +310,7 @@ def test_the_seed_decides_how_it_starts_and_global_randomness_is_left_alone():
         assert not torch.equal(first[name], other[name])
 
 
-def test_what_cannot_work_is_refused():
+def test_invalid_settings_are_errors():
     with pytest.raises(ValueError, match="own head"):
         PartDiscovery(small_vit(), 4, 5)
     for wrong in ({"parts": 0}, {"dropout": 1.0}, {"temperature": 0.0}):

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sightline.where.pixels import PixelSettings, pixel_foreground_probability, guided_filter, solve_3x3
+from sightline.where.pixels import PixelSettings, guided_filter, pixel_foreground_probability, solve_3x3
 
 SMOOTH = PixelSettings().edge_variance
 
@@ -81,12 +81,14 @@ def test_single_precision_is_precise_enough(kind):
 
 
 @pytest.mark.parametrize("size", [(64, 64), (66, 70), (35, 37)])
-def test_left_and_right_and_up_and_down_are_alike(size):
+def test_the_filter_is_symmetric(size):
     """Also where the picture's side is not a multiple of the filter's step."""
     probabilities, images = drawn(1, 4, 5), drawn(1, 3, *size, seed=1)
     for way in ([1], [2], [1, 2]):
         mirrored = guided_filter(probabilities.flip(way), images.flip([axis + 1 for axis in way]), 8, SMOOTH)
-        torch.testing.assert_close(mirrored, guided_filter(probabilities, images, 8, SMOOTH).flip(way), atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            mirrored, guided_filter(probabilities, images, 8, SMOOTH).flip(way), atol=1e-4, rtol=0
+        )
     transposed = guided_filter(probabilities.mT, images.mT, 8, SMOOTH)
     torch.testing.assert_close(transposed, guided_filter(probabilities, images, 8, SMOOTH).mT, atol=1e-4, rtol=0)
 
@@ -96,8 +98,10 @@ def test_left_and_right_and_up_and_down_are_alike(size):
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("guide", [0, 1, 16])
-def test_equal_shares_stay_equal(share, guide):
-    found = pixel_foreground_probability(torch.full((2, 4, 4), share), drawn(2, 3, 64, 64), PixelSettings(guide_radius=guide))
+def test_constant_probabilities_stay_constant(share, guide):
+    found = pixel_foreground_probability(
+        torch.full((2, 4, 4), share), drawn(2, 3, 64, 64), PixelSettings(guide_radius=guide)
+    )
     assert (found - share).abs().max() < 1e-4
 
 
@@ -110,12 +114,14 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a & b).sum() / (a | b).sum()).item()
 
 
-def test_shares_follow_the_edges_of_the_picture():
+def test_probabilities_follow_the_edges_of_the_image():
     thing = disc()
     ground, figure = torch.tensor([0.3, 0.5, 0.2])[:, None, None], torch.tensor([0.7, 0.4, 0.3])[:, None, None]
     image = (torch.where(thing, figure, ground) + 0.02 * drawn(3, 96, 96))[None]
     patches = (F.avg_pool2d(thing[None, None].float(), 16)[:, 0] >= 0.5).float()
-    spread, followed = (pixel_foreground_probability(patches, image, PixelSettings(guide_radius=guide))[0] >= 0.5 for guide in (0, 16))
+    spread, followed = (
+        pixel_foreground_probability(patches, image, PixelSettings(guide_radius=guide))[0] >= 0.5 for guide in (0, 16)
+    )
     assert overlap(followed, thing) > 0.97 > 0.92 > overlap(spread, thing)
     inner, outer = disc(radius=28), disc(radius=32)
     assert followed[inner].float().mean() > 0.995, "two pixels inside all is kept,"
@@ -134,7 +140,7 @@ def test_a_straight_edge_is_found_to_the_pixel():
 
 
 @pytest.mark.parametrize("colour", [0.0, 0.5, 1.0])
-def test_where_there_is_no_edge_shares_are_spread_smoothly(colour):
+def test_without_edges_probabilities_are_upsampled_smoothly(colour):
     probabilities = drawn(2, 4, 4).requires_grad_()
     found = pixel_foreground_probability(probabilities, torch.full((2, 3, 64, 64), colour), PixelSettings())
     found.sum().backward()
@@ -146,35 +152,43 @@ def test_where_there_is_no_edge_shares_are_spread_smoothly(colour):
     assert found.max() <= probabilities.max()
 
 
-def test_shares_stay_shares():
+def test_probabilities_stay_between_0_and_1():
     sharp = (drawn(4, 8, 8) > 0.5).float()
     found = pixel_foreground_probability(sharp, drawn(4, 3, 64, 64, seed=1), PixelSettings())
     assert found.min() >= 0
     assert found.max() <= 1
 
 
-def test_a_guide_that_reaches_nowhere_leaves_them_bilinear():
+def test_guide_radius_zero_is_bilinear_upsampling():
     probabilities, images = drawn(2, 4, 5), drawn(2, 3, 64, 80, seed=1)
     found = pixel_foreground_probability(probabilities, images, PixelSettings(guide_radius=0))
     expected = np.stack([bilinear(share.double().numpy(), (64, 80)) for share in probabilities])
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
-    assert torch.equal(found, pixel_foreground_probability(probabilities, 1 - images, PixelSettings(guide_radius=0))), "the picture is not asked"
+    assert torch.equal(found, pixel_foreground_probability(probabilities, 1 - images, PixelSettings(guide_radius=0))), (
+        "the picture is not asked"
+    )
 
 
-def test_each_picture_is_filtered_for_itself():
+def test_each_image_is_filtered_independently():
     probabilities, images = drawn(3, 4, 4), drawn(3, 3, 64, 64, seed=1)
-    alone = torch.cat([pixel_foreground_probability(probabilities[i : i + 1], images[i : i + 1], PixelSettings()) for i in range(3)])
-    torch.testing.assert_close(pixel_foreground_probability(probabilities, images, PixelSettings()), alone, atol=1e-6, rtol=0)
+    alone = torch.cat(
+        [pixel_foreground_probability(probabilities[i : i + 1], images[i : i + 1], PixelSettings()) for i in range(3)]
+    )
+    torch.testing.assert_close(
+        pixel_foreground_probability(probabilities, images, PixelSettings()), alone, atol=1e-6, rtol=0
+    )
 
 
 def test_the_gradient_is_right():
     probabilities = drawn(1, 3, 3, dtype=torch.float64).requires_grad_()
     images = drawn(1, 3, 12, 12, seed=1, dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda x: guided_filter(x, images, 4, SMOOTH), (probabilities,))
-    assert torch.autograd.gradcheck(lambda x: guided_filter(probabilities.detach(), x, 4, 1e-2), (images.requires_grad_(),))
+    assert torch.autograd.gradcheck(
+        lambda x: guided_filter(probabilities.detach(), x, 4, 1e-2), (images.requires_grad_(),)
+    )
 
 
-def test_it_is_linear_in_the_shares():
+def test_it_is_linear_in_the_probabilities():
     a, b, images = drawn(1, 4, 4), drawn(1, 4, 4, seed=1), drawn(1, 3, 64, 64, seed=2)
     both = guided_filter(2 * a - b, images, 16, SMOOTH)
     torch.testing.assert_close(
@@ -191,7 +205,9 @@ def test_autocast_and_half_precision_do_not_round_it():
         assert torch.equal(under, pixel_foreground_probability(probabilities, images, how))
         halves = probabilities.bfloat16(), images.bfloat16()
         found = pixel_foreground_probability(*halves, how)
-        assert torch.equal(found, pixel_foreground_probability(*(x.float() for x in halves), how)), "computed in float32"
+        assert torch.equal(found, pixel_foreground_probability(*(x.float() for x in halves), how)), (
+            "computed in float32"
+        )
 
 
 # ---- small systems ---------------------------------------------------------------------------------------------------
@@ -202,7 +218,9 @@ def test_small_systems_are_solved(dtype):
     factors = drawn(50, 7, 3, 3, dtype=dtype) - 0.5
     matrices = factors @ factors.mT + 0.05 * torch.eye(3, dtype=dtype)
     vectors = drawn(50, 7, 3, seed=1, dtype=dtype)
-    torch.testing.assert_close(solve_3x3(matrices, vectors), torch.linalg.solve(matrices, vectors), atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(
+        solve_3x3(matrices, vectors), torch.linalg.solve(matrices, vectors), atol=1e-3, rtol=1e-4
+    )
 
 
 def test_nearly_singular_systems_are_solved_as_well_as_by_a_solver():

@@ -15,8 +15,8 @@ from sightline.where.relevance import (
     MAPS,
     RelevanceSight,
     accumulate_relevance,
-    has_relevance_map,
     gae,
+    has_relevance_map,
     positive_contribution,
     relevance_map,
     rollout_row,
@@ -72,7 +72,7 @@ def test_rollout_is_the_first_row_of_the_product_with_rows_that_sum_to_one(gener
 
 
 @pytest.mark.parametrize("name", VITS)
-def test_one_backward_for_a_batch_is_the_definition_for_each_picture_and_its_class(images, name):
+def test_one_backward_pass_per_batch_equals_the_definition_per_image(images, name):
     vit, classes = small_vit(**VITS[name]), torch.tensor([3, 0, 4, 3])
     expected = torch.stack([by_definition(vit, one, int(c)) for one, c in zip(images, classes, strict=True)])
     assert torch.allclose(MAPS["gae"](vit, images, classes), expected, rtol=1e-3, atol=1e-6)
@@ -87,7 +87,7 @@ def test_gradient_times_input_is_of_the_pixels_that_the_vit_sees(images):
     assert torch.allclose(MAPS["gradient"](vit, images, classes), F.avg_pool2d(pixels, 8), rtol=1e-3, atol=1e-6)
 
 
-def test_gradients_are_asked_for_by_name_where_torch_forbids_them(images):
+def test_inference_mode_is_an_error_for_gradient_maps(images):
     with torch.inference_mode(), pytest.raises(UserError, match=r"gae: needs gradients.*use torch.no_grad\(\)"):
         MAPS["gae"](small_vit(classes=4), images)
 
@@ -165,7 +165,7 @@ def test_second_order_has_the_gradient_of_the_map_itself_and_first_order_has_not
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_maps_come_without_a_graph_in_parts_or_at_once_and_leave_no_gradients(images, kind, monkeypatch):
+def test_maps_have_no_graph_and_do_not_depend_on_the_chunk_size(images, kind, monkeypatch):
     vit = small_vit().requires_grad_(False)
     with torch.no_grad():
         whole = MAPS[kind](vit, images)
@@ -179,7 +179,7 @@ def test_maps_come_without_a_graph_in_parts_or_at_once_and_leave_no_gradients(im
 
 
 @pytest.mark.parametrize("kind", ["gae", "gradient"])
-def test_without_a_class_it_is_the_one_that_the_picture_is_taken_for(images, kind):
+def test_by_default_the_predicted_class_is_explained(images, kind):
     vit = small_vit()
     answers = vit(images).logits.argmax(dim=1)
     assert torch.equal(MAPS[kind](vit, images), MAPS[kind](vit, images, answers))
@@ -187,7 +187,7 @@ def test_without_a_class_it_is_the_one_that_the_picture_is_taken_for(images, kin
     assert not torch.allclose(MAPS[kind](vit, images, answers), MAPS[kind](vit, images, others), rtol=0.1)
 
 
-def test_a_method_is_explained_by_the_scores_that_it_answers_with(images, generator):
+def test_a_method_is_explained_by_its_own_logits(images, generator):
     vit = small_vit()
     assert torch.equal(relevance_map(Classifier(vit), images), relevance_map(vit, images))
     words = F.normalize(torch.randn(7, 5, generator=generator), dim=1)
@@ -195,19 +195,21 @@ def test_a_method_is_explained_by_the_scores_that_it_answers_with(images, genera
     label = torch.full((4,), 6)
     out = vit(images[:1], attention=range(3))
     score = (10 * F.normalize(out.logits, dim=1) @ words[6]).sum()
-    row = accumulate_relevance([positive_contribution(a, torch.autograd.grad(score, a, retain_graph=True)[0]) for a in out.attention])
+    row = accumulate_relevance(
+        [positive_contribution(a, torch.autograd.grad(score, a, retain_graph=True)[0]) for a in out.attention]
+    )
     expected = row[:, vit.prefix :].view(1, 4, 5)
     assert torch.allclose(relevance_map(clip, images, label)[:1], expected, rtol=1e-3, atol=1e-6)
 
 
-def test_what_answers_otherwise_has_no_map(images):
+def test_other_methods_have_no_relevance_map(images):
     scales = ScaleClassifier(small_vit(classes=0), (32, 32), (1, 2), 5)
     assert not has_relevance_map(scales)
     with pytest.raises(UserError, match="ScaleClassifier: has no relevance map"):
         relevance_map(scales, images)
 
 
-def test_a_sight_keeps_what_is_most_relevant(images):
+def test_a_relevance_sight_keeps_the_most_relevant_patches(images):
     vit = small_vit()
     maps = relevance_map(vit, images)
     keep = RelevanceSight(vit, share=0.25).look(images).keep

@@ -61,7 +61,7 @@ def attention_on(mask: torch.Tensor, generator) -> torch.Tensor:
 # ---- FOUND -----------------------------------------------------------------------------------------------------------
 
 
-def test_found_tells_what_is_unlike_the_least_attended_patch(generator):
+def test_found_measures_dissimilarity_to_the_least_attended_patch(generator):
     mask = torch.cat([blobs((1, 1, 4, 4)), blobs((0, 3, 2, 6), (4, 0, 7, 3))])
     unlike = coarse_found(keys_of(mask, generator), attention_on(mask, generator), GRID)
     assert torch.equal(unlike >= -0.3, mask)
@@ -81,7 +81,7 @@ def test_found_weighs_heads_as_published(generator):
     np.testing.assert_allclose(coarse_found(keys, attention, GRID).flatten().numpy(), expected, atol=1e-5)
 
 
-def test_found_keeps_less_the_less_has_to_be_alike():
+def test_found_keeps_fewer_patches_with_a_lower_threshold():
     vit, images = small_vit(), torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     few, many = (Found(vit, alike).look(images).keep for alike in (0.0, 0.5))
     assert (many | ~few).all()
@@ -117,7 +117,7 @@ def test_tokencut_takes_one_object_of_several(generator):
     assert any(torch.equal(keep, one) for one in (blobs((0, 0, 2, 2)), blobs((4, 3, 7, 6))))
 
 
-def test_a_piece_is_connected_by_edges_not_corners():
+def test_components_are_connected_by_edges_not_corners():
     keep = blobs((0, 0, 2, 2), (2, 2, 4, 4))
     assert torch.equal(component_with(keep, torch.tensor([0])), blobs((0, 0, 2, 2)))
     assert not component_with(keep, torch.tensor([41])).any()
@@ -152,7 +152,7 @@ def test_u2net_finds_birds_to_the_pixel(u2net):
     assert mean_iou(sight.keep_pixels, masks) > 2 * mean_iou(torch.ones_like(masks), masks)
 
 
-def test_u2net_is_the_same_in_any_company_and_never_without_an_answer(u2net):
+def test_u2net_does_not_depend_on_the_batch_and_always_keeps_something(u2net):
     images, _ = birds(Input(size=(112, 112)), 1)
     images = torch.cat([torch.zeros(1, 3, 112, 112), images])
     salience = u2net.maps(images)["salience"]
@@ -173,7 +173,7 @@ def test_unsupervised_masks_are_much_better_than_none():
         assert mean_iou(where.look(images).keep, true) > 1.7 * everything
 
 
-def test_u2net_says_what_is_missing(tmp_path, monkeypatch):
+def test_u2net_reports_what_is_missing(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no such file"):
         U2Net(tmp_path / "u2net.onnx")
     (tmp_path / "u2net.onnx").write_bytes(b"not a network")
@@ -230,7 +230,7 @@ def accelerator():
     return make_accelerator("cpu")
 
 
-def test_masks_come_back_as_they_were_seen(rows, tmp_path, accelerator):
+def test_written_masks_are_read_back_exactly(rows, tmp_path, accelerator):
     where = Bright()
     masked = write_masks(where, rows, EXPECTS, tmp_path / "masks", accelerator, batch=3)
     assert where.asked == 8, "a picture that is there twice is looked at once"
@@ -242,7 +242,7 @@ def test_masks_come_back_as_they_were_seen(rows, tmp_path, accelerator):
     assert rows.masks is None
 
 
-def test_what_the_model_does_not_see_of_a_picture_is_not_in_its_mask(rows, tmp_path, accelerator):
+def test_pixels_outside_the_models_crop_are_not_in_the_mask(rows, tmp_path, accelerator):
     masked = write_masks(Bright(level=-1), rows, EXPECTS, tmp_path / "masks", accelerator)
     with Image.open(masked.root / masked.masks[1]) as file:
         assert (file.size, file.mode) == ((80, 50), "1")
@@ -261,7 +261,7 @@ def test_masks_are_made_once(rows, tmp_path, accelerator):
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "changed", "empty", "other"])
-def test_a_damaged_mask_is_made_anew_and_only_that(rows, tmp_path, accelerator, damage):
+def test_a_damaged_mask_is_made_again(rows, tmp_path, accelerator, damage):
     masked = write_masks(Bright(), rows, EXPECTS, tmp_path / "masks", accelerator)
     file = masked.root / masked.masks[4]
     whole = file.read_bytes()
@@ -281,7 +281,7 @@ def test_a_damaged_mask_is_made_anew_and_only_that(rows, tmp_path, accelerator, 
     assert file.read_bytes() == whole
 
 
-def test_other_settings_other_sizes_and_other_pictures_make_other_masks(rows, tmp_path, accelerator):
+def test_other_settings_sizes_and_images_make_other_masks(rows, tmp_path, accelerator):
     folder = tmp_path / "masks"
     write_masks(Bright(), rows, EXPECTS, folder, accelerator)
     stricter, larger, later = Bright(0.6), Bright(), Bright()
@@ -301,7 +301,7 @@ def test_other_weights_make_other_masks(rows, tmp_path, accelerator):
     assert len(folders) == 2
 
 
-def test_masks_that_cannot_be_written_say_so(rows, tmp_path, accelerator):
+def test_masks_that_cannot_be_written_are_an_error(rows, tmp_path, accelerator):
     (tmp_path / "masks").write_text("a file")
     with pytest.raises(UserError, match="cannot be written"):
         write_masks(Bright(), rows, EXPECTS, tmp_path / "masks", accelerator)

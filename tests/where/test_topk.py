@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.what.unrolled import fit_unrolled, standardize_by, safe_learning_rate
+from sightline.what.unrolled import fit_unrolled, safe_learning_rate, standardize_by
 from sightline.where.topk import perturbed_top_k, top_k
 
 SCORES = torch.tensor([[0.1, 0.5, 0.45, 0.3, 0.8, 0.2]], dtype=torch.float64)
@@ -54,14 +54,14 @@ def test_centring_the_choices_adds_no_bias_and_takes_out_noise():
     assert (centred.var(dim=0) < 0.75 * plain.var(dim=0)).all()
 
 
-def test_what_is_the_same_for_every_choice_has_no_gradient():
+def test_a_constant_has_no_gradient():
     scores = SCORES.clone().requires_grad_()
     drawn(scores, 2, draws=50).sum().backward()
     assert scores.grad is not None
     torch.testing.assert_close(scores.grad, torch.zeros_like(SCORES), atol=1e-12, rtol=0)
 
 
-def test_rows_are_shares_in_order_of_place_and_without_noise_the_choice_itself():
+def test_rows_are_selection_frequencies_and_without_noise_the_choice():
     shares = drawn(SCORES, 2, draws=2000)[0]
     torch.testing.assert_close(shares.sum(dim=1), torch.ones(2, dtype=torch.float64))
     places = shares @ torch.arange(6.0, dtype=torch.float64)
@@ -72,7 +72,7 @@ def test_rows_are_shares_in_order_of_place_and_without_noise_the_choice_itself()
     assert top_k(SCORES, 2).tolist() == [[1, 4]]
 
 
-def test_rows_do_not_touch_each_other_and_the_generator_decides():
+def test_rows_are_independent_and_the_generator_decides():
     scores = torch.cat([SCORES, SCORES.flip(1)]).requires_grad_()
     shares = drawn(scores, 2, draws=100)
     assert torch.equal(shares, drawn(scores, 2, draws=100))
@@ -83,11 +83,11 @@ def test_rows_do_not_touch_each_other_and_the_generator_decides():
     assert scores.grad[1].abs().max() == 0
 
 
-def test_of_equals_the_first_are_taken():
+def test_ties_go_to_the_first():
     assert top_k(torch.zeros(2, 100), 3).tolist() == [[0, 1, 2]] * 2
 
 
-def test_too_few_draws_are_refused():
+def test_too_few_draws_are_an_error():
     with pytest.raises(ValueError, match="1 draws are too few"):
         drawn(SCORES, 1, draws=1)
 
@@ -102,7 +102,7 @@ def task(generator, classes, n=60, width=4) -> tuple[torch.Tensor, torch.Tensor]
 
 
 @pytest.mark.parametrize(("classes", "rows"), [(2, 2), (3, 1)])
-def test_long_enough_it_finds_what_scikit_learn_finds(classes, rows, generator):
+def test_with_enough_steps_it_converges_to_scikit_learns_solution(classes, rows, generator):
     from sklearn.linear_model import LogisticRegression
 
     features, labels = task(generator, classes)
@@ -125,7 +125,7 @@ def test_its_gradient_is_that_of_finite_differences(generator):
     assert torch.autograd.gradcheck(loss, (features.requires_grad_(), query.requires_grad_()))
 
 
-def test_a_sure_step_never_overshoots_and_on_correlated_features_a_plain_one_does(generator):
+def test_a_safe_step_never_overshoots_and_a_plain_one_does_on_correlated_features(generator):
     features = torch.randn(60, 3, generator=generator, dtype=torch.float64)
     features = features @ torch.randn(3, 40, generator=generator, dtype=torch.float64)
     features, labels = standardize_by(features, features), torch.randint(3, (60,), generator=generator)

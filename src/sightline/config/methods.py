@@ -215,8 +215,8 @@ class Pdiscoformer(Loop):
     """Trained weights of the part selector's ViT: its tokens and positions (as in the papers), all, or none
     (fastest)."""
     selector_size: int | None = None
-    """Image side in pixels for the part selector; larger gives finer parts. Default: --size; for iFAM with --sight pixels
-    twice that if --size gives fewer than 14 patches per side (28 with --selector learned)."""
+    """Image side in pixels for the part selector; larger gives finer parts. Default: --size; for iFAM with --sight
+    pixels twice that if --size gives fewer than 28 patches per side."""
     registers: bool = True
     """Use the backbone's register tokens."""
     preset: Literal["papers", "published"] = "papers"

@@ -56,8 +56,8 @@ EXAMPLE_SIDE = 144
 
 
 def map_figures(maps: Tensor, inside: Tensor) -> dict[str, Tensor]:
-    """Mass, hit, entropy and concentration (A²) of maps [B, H, W] and a truth `inside` [B, h, w], each [B, 2]: the value,
-    and whether the image counts."""
+    """Mass, hit, entropy and concentration (A²) of maps [B, H, W] against the ground truth `inside` [B, h, w], each
+    [B, 2]: the value, and whether the image counts."""
     return attention_columns(maps, inside) | concentration_columns(maps, inside)
 
 

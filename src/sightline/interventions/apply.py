@@ -53,15 +53,15 @@ class Intervened(Method):
         self.method, self.intervention, self.correction = method, intervention, intervention.correction
 
     @property
-    def blind(self) -> bool:
+    def blind(self) -> bool:  # ty: ignore[incompatible-property-override]
         return self.method.blind
 
     @property
-    def uses_sight(self) -> bool:
+    def uses_sight(self) -> bool:  # ty: ignore[incompatible-property-override]
         return self.method.uses_sight
 
     @property
-    def accepts_masks(self) -> bool:
+    def accepts_masks(self) -> bool:  # ty: ignore[incompatible-property-override]
         return self.method.accepts_masks
 
     def look(self, images: Tensor) -> Sight:

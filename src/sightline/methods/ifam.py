@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ..data.rows import Rows
     from ..training.run_folder import Run
 
-LEARNED_GRID, CLUSTERED_GRID = 28, 14  # patches per side from which on stage 1 is fine enough for pixel masks
+FINE_GRID = 28  # patches per side from which on stage 1 is fine enough for pixel masks
 
 
 class IFam(PartMethod):
@@ -262,10 +262,9 @@ def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> t
 
 
 def selector_size(config: Ifam, where: ViT, expects: Input) -> int | None:
-    """The image side for stage 1: by default that of the images, for pixel masks twice that where patches are coarse."""
+    """The image side for stage 1: that of the images; by default doubled for pixel masks where patches are coarse."""
     (h, w), patch = expects.size, where.config.patch
-    enough = patch * (CLUSTERED_GRID if config.clusters else LEARNED_GRID)
-    coarse = config.hides_pixels and h == w and h < enough and patches_divide(h, 2 * h, patch)
+    coarse = config.hides_pixels and h == w and h < FINE_GRID * patch and patches_divide(h, 2 * h, patch)
     return 2 * h if config.selector_size is None and coarse else config.selector_size
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..console.files import replace_durably
 from ..errors import UserError
 
 NO_CLASS = -1  # predicted none of the classes, which is wrong whatever the label
@@ -100,14 +101,12 @@ class Predictions:
 
     def save_csv(self, path: str | Path) -> None:
         """One line per image, written in one step: an interrupted write leaves an existing file as it was."""
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
-        try:
-            with part.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+
+        def write_lines(partial: Path) -> None:
+            with partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 csv.writer(file).writerows(self._lines())
-            part.replace(path)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+
+        replace_durably(Path(path), write_lines)
 
     def _lines(self) -> Iterator[list[str]]:
         assert not {*NEEDED, "group", "split"} & {*self.extra}, "an extra column must not repeat a standard one"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..console.files import write
 from ..errors import UserError
 from ..sight import Sight
 from .perturbations import NOT_NUMBERS, fill, images_changed, noise_like, redraws
@@ -57,7 +58,7 @@ class Leak:
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        write(Path(path), self.to_json() + "\n")
 
 
 @torch.no_grad()

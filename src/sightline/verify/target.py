@@ -20,7 +20,7 @@ from ..datasets.toy_images import make_toy
 from ..errors import UserError
 from ..load import load_and_announce
 from ..methods.pair import Pair
-from ..sight import Sight
+from ..sight import Judge, Sight
 from ..training.distributed import make_accelerator
 from ..vit.model import Input, ViT
 from ..vit.weights import load_backbone
@@ -92,7 +92,7 @@ def check_command(command: Verify) -> None:
 
 def run_target(command: Verify) -> Target:
     model = load_and_announce(Path(command.model), "cpu", command.intervention)
-    method = cast(nn.Module, model.method)
+    method = model.method
     patch = next((m.config.patch for m in method.modules() if isinstance(m, ViT)), 1)
     images, masks = load_images(command, resolve_size(command, model.expects, patch))
     name = Path(command.model).name
@@ -109,7 +109,7 @@ def backbone_target(command: Verify) -> Target:
     images, masks = load_images(command, resolve_size(command, vit.config.input, vit.config.patch))
     sight, where = choose_sight(command, images, masks, vit.grid(images), default="attention")
     what, note = add_head(vit, command)
-    method = what if sight is not None else Pair(AttentionSight(vit, command.visible_fraction), what)
+    method = what if sight is not None else Pair(AttentionSight(vit, command.visible_fraction), cast(Judge, what))
     return Target(Path(command.model).name, method, images, sight, where, note=note)
 
 

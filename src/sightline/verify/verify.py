@@ -66,7 +66,7 @@ class Certificate:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        write(Path(path), self.to_json() + "\n")
 
 
 def verify(
@@ -102,7 +102,7 @@ class Proof:
     def __init__(self, method: Judge, draws: int, ascent_steps: int, generator: torch.Generator):
         self.method, self.draws, self.ascent_steps, self.generator = method, draws, ascent_steps, generator
         self.images, self.coverage = 0, 0.0
-        self.batches: list[list[int]] = []
+        self.batch_shapes: set[tuple[int, ...]] = set()
         self.answers_in: set[str] = set()
         self.tried: dict[tuple[str, str], RedrawResult] = {}
         self.largest_gradient: float | None = None
@@ -118,7 +118,7 @@ class Proof:
         before = self.judge(images, sight)
         self.images += len(images)
         self.coverage += sight.coverage(images.shape[-2:]).sum().item()
-        self.batches.append(list(images.shape))
+        self.batch_shapes.add(tuple(images.shape))
         self.answers_in.add(dtype_name(before.logits.dtype))
         self.compared = "logits" if before.tokens is None else "logits and kept tokens"
         if not before.logits.isfinite().all():
@@ -250,8 +250,8 @@ class Proof:
         for kind, row in self.end_to_end.items():
             n = row["n"]
             rows[kind] = row | {"sight_iou": row["sight_iou"] / n}
-            for figure in ("answer_changed", "sight_changed"):
-                rows[kind][f"{figure}_interval"] = [round(bound, 4) for bound in wilson(row[figure], n)]
+            for rate in ("answer_changed", "sight_changed"):
+                rows[kind][f"{rate}_interval"] = [round(bound, 4) for bound in wilson(row[rate], n)]
         return {"note": "the selector sees the whole image; intervals: Wilson, 95 %", "redrawn_with": rows}
 
     def conditions(self, images: Tensor) -> dict[str, Any]:
@@ -263,12 +263,12 @@ class Proof:
             "sight": "held fixed while hidden pixels were redrawn",
             "hiding": sorted(self.hiding) or ["not observed"],
             "visible_share": round(self.coverage / self.images, 4),
-            "batch_shapes": [list(shape) for shape in sorted({tuple(shape) for shape in self.batches})],
+            "batch_shapes": [list(shape) for shape in sorted(self.batch_shapes)],
             "images_in": dtype_name(images.dtype),
             "weights_in": sorted({dtype_name(p.dtype) for p in parameters}),
             "answers_in": sorted(self.answers_in),
             "autocast": dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
-            "device": device_name(images.device),
+            "device": torch.cuda.get_device_name(images.device) if device == "cuda" else device,
             "attention_kernels_allowed": allowed if device == "cuda" else ["cpu"],
             "matmul_precision": torch.get_float32_matmul_precision(),
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -300,20 +300,15 @@ def compare_predictions(before: Prediction, after: Prediction) -> tuple[Tensor, 
     return differs, largest
 
 
-class record_hiding:
+@contextmanager
+def record_hiding(method: Judge, seen: set[str]) -> Generator[None]:
     """Record how the ViTs inside a method hide patches while it runs."""
-
-    def __init__(self, method: Judge, seen: set[str]):
-        modules = method.modules() if isinstance(method, nn.Module) else ()
-        self.vits, self.seen = [m for m in modules if isinstance(m, ViT)], seen
-
-    def __enter__(self):
-        self.hooks = [
-            v.register_forward_hook(lambda _, __, out: self.seen.add(out.hide or "nothing")) for v in self.vits
-        ]
-
-    def __exit__(self, *_):
-        for hook in self.hooks:
+    vits = [m for m in method.modules() if isinstance(m, ViT)] if isinstance(method, nn.Module) else []
+    hooks = [vit.register_forward_hook(lambda _, __, out: seen.add(out.hide or "nothing")) for vit in vits]
+    try:
+        yield
+    finally:
+        for hook in hooks:
             hook.remove()
 
 
@@ -348,10 +343,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -366,19 +357,18 @@ def run_command(command: Verify) -> int:
         print(f"({target.note})")
     if isinstance(target.module, Judge):
         certificate = verify(target.module, target.images, target.sight, draws=command.draws, seed=command.seed)
-        if command.out is not None:
-            write(command.out, certificate.to_json() + "\n")
         print_certificate(certificate)
-        if command.out is None and certificate.verdict != "refused":
+        if command.out is not None:
+            certificate.save(command.out)
+        elif certificate.verdict != "refused":
             print("The certificate was not saved; save it with --out certificate.json.")
         return int(certificate.verdict != "blind")
     assert target.sight is not None, "only a method chooses its own sight"
-    leak = find_leak(
-        target.module, target.images, target.sight, call=target.call, draws=command.draws, seed=command.seed
-    )
-    if command.out is not None:
-        write(command.out, leak.to_json() + "\n")
+    settings = {"call": target.call, "draws": command.draws, "seed": command.seed}
+    leak = find_leak(target.module, target.images, target.sight, **settings)
     print(leak.sentence)
+    if command.out is not None:
+        leak.save(command.out)
     return int(leak.leaks)
 
 
@@ -397,13 +387,11 @@ def print_certificate(certificate: Certificate, *, brief: bool = False) -> None:
     console.print(f"[bold {colour}]{certificate.verdict}[/]  {certificate.sentence}", soft_wrap=True)
     if certificate.end_to_end:
         console.print("End to end, measured and not proved, since the selector sees the redrawn pixels too:")
-        names = ("Redrawn with", "n", "Prediction changed", "Sight changed", "IoU of the sights")
-        table = Table(*names, box=None, pad_edge=False)
+        table = Table("Redrawn with", "n", "Prediction changed", "Sight changed", "Sight IoU", box=None, pad_edge=False)
         for kind, row in certificate.end_to_end["redrawn_with"].items():
             rates = [
-                f"{row[figure] / row['n']:.0%} [{low:.0%}, {high:.0%}]"
-                for figure in ("answer_changed", "sight_changed")
-                for low, high in [row[f"{figure}_interval"]]
+                "{:.0%} [{:.0%}, {:.0%}]".format(row[rate] / row["n"], *row[f"{rate}_interval"])
+                for rate in ("answer_changed", "sight_changed")
             ]
             table.add_row(kind, str(row["n"]), *rates, f"{row['sight_iou']:.2f}")
         console.print(table)

@@ -1,0 +1,89 @@
+"""Stage 1 by clustering: the foreground is found without labels, masks or training, whatever the seed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sightline.where.foreground import border_ratio, discover_foreground, fit_logistic, kmeans, otsu
+
+SIDE, GRID = 96, 12
+
+
+@pytest.fixture(scope="module")
+def scene():
+    """Red or yellow discs on green or blue ground: patch tokens are mean colours, so clusters are colours."""
+    generator = torch.Generator().manual_seed(0)
+    y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
+    images, masks = [], []
+    for i in range(24):
+        centre = 30 + 36 * torch.rand(2, generator=generator)
+        mask = (y - centre[0]).square() + (x - centre[1]).square() < (14 + 6 * (i % 3)) ** 2
+        ground = torch.tensor([(0.1, 0.6, 0.2), (0.1, 0.3, 0.7)][i % 2]).view(3, 1, 1)
+        upper, lower = (torch.tensor(c).view(3, 1, 1) for c in ((0.9, 0.1, 0.1), (0.9, 0.8, 0.1)))
+        disc = torch.where((y < centre[0])[None], upper, lower)
+        noise = 0.03 * torch.randn(3, SIDE, SIDE, generator=generator)
+        images.append((torch.where(mask, disc, ground) + noise).clamp(0, 1))
+        masks.append(mask)
+    images = torch.stack(images)
+    tokens = F.adaptive_avg_pool2d(images, GRID)
+    return images, torch.stack(masks), torch.cat([tokens, tokens.square()], dim=1)
+
+
+def iou(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float(((one & other).flatten(1).sum(1) / (one | other).flatten(1).sum(1).clamp(min=1)).mean())
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_object_is_found_with_any_number_of_parts_and_any_seed(scene, parts, seed):
+    images, masks, features = scene
+    start = discover_foreground(features, images, parts=parts, seed=seed)
+    logit = torch.einsum("ndhw,d->nhw", features, start.gate[:-1]) + start.gate[-1]
+    truth = F.adaptive_avg_pool2d(masks[:, None].float(), GRID)[:, 0] >= 0.5
+    assert iou(logit > 0, truth) > 0.8
+    assert start.prototypes.shape == (parts, features.shape[1])
+    assert abs(start.coverage - float(truth.float().mean())) < 0.05
+
+
+def test_the_foreground_does_not_depend_on_the_number_of_parts(scene):
+    images, _, features = scene
+    gates = [discover_foreground(features, images, parts=parts, seed=3).gate for parts in (1, 4, 8)]
+    assert all(torch.equal(gates[0], gate) for gate in gates)
+
+
+def test_the_same_seed_gives_the_same_start(scene):
+    images, _, features = scene
+    one, two = (discover_foreground(features, images, parts=3, seed=5) for _ in range(2))
+    assert torch.equal(one.gate, two.gate)
+    assert torch.equal(one.prototypes, two.prototypes)
+
+
+def test_border_ratio_is_one_for_chance_and_less_for_what_is_inside():
+    cluster = torch.zeros(2, 5, 5, dtype=torch.int64)
+    cluster[:, 1:4, 1:4] = 1
+    ratio, size = border_ratio(cluster.flatten(), 3, (2, 5, 5))
+    assert ratio[1] == 0
+    assert ratio[0] == pytest.approx(25 / 16)
+    assert size[:2].tolist() == pytest.approx([16 / 25, 9 / 25])
+
+
+def test_otsu_separates_two_groups_whatever_their_sizes():
+    values = torch.tensor([0.1, 0.2, 0.15, 0.9, 1.0, 1.0, 0.95])
+    assert 0.2 < otsu(values, torch.ones(7)) < 0.9
+    assert 0.2 < otsu(values, torch.tensor([0.01, 0.02, 0.01, 0.3, 0.3, 0.3, 0.06])) < 0.9
+
+
+def test_kmeans_finds_separated_clusters():
+    generator = torch.Generator().manual_seed(1)
+    centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    points = (centres[:, None] + torch.randn(3, 40, 2, generator=generator)).flatten(0, 1)
+    found = kmeans(points, 3, seed=0).view(3, 40)
+    assert all(len(row.unique()) == 1 for row in found)
+    assert len(found.unique()) == 3
+
+
+def test_logistic_regression_recovers_a_linear_rule():
+    x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(2)) * 3 + 1
+    target = (x[:, 0] - 2 * x[:, 2] > 0.5).float()
+    fit = fit_logistic(x, target)
+    assert (((x @ fit[:-1] + fit[-1]) > 0).float() == target).float().mean() > 0.99
