@@ -1,4 +1,4 @@
-"""Writes docs/results_a2.md from benchmarks/results: A²'s own file, and what others say of the same pictures."""
+"""Writes docs/results_a2.md from benchmarks/results: the file of A², and others about the same images."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ BEGINNING = """\
 
 <!-- Written by docs/ledger.py from benchmarks/results/a2_h200.json and others: change docs/a2_page.py, not this. -->
 
-A self-supervised ViT-S (S) and a supervised ViT-Ti (Ti), frozen: one looks, one answers; in `A² S>Ti`, S looks and Ti
-answers. Everything is of test pictures, in per cent with 95 % intervals over pictures; n = {n:,} unless a table says
-otherwise. Verdicts on the paper's claims are in [the ledger](ledger.md); every row, with its command, in
-`benchmarks/results/{file}`.
+A self-supervised ViT-S (S) and a supervised ViT-Ti (Ti), both frozen: one selects crops, one classifies them. In `A²
+S>Ti`, S selects and Ti classifies. All figures are on test images, in per cent with 95 % intervals over images; n =
+{n:,} unless a table says otherwise. Verdicts on the paper's claims are in [the ledger](ledger.md); every row, with
+its command, is in `benchmarks/results/{file}`.
 
-- Crops help where the features of whole pictures follow the background. On Waterbirds that is S (worst group {s_gain}
-  points over the whole picture); for the supervised Ti crops do not help there ({ti_gain}). Where each class has a
-  scene of its own, they help both.
-- Crops are only as good as where they look: true masks, moved bit by bit, show it.
-- Fewer are better where the scene gives the class away; without that, three or four are as good (S: no difference in
-  accuracy that can be told) or better (Ti, by a little).
-- Even the best crop shows what is around the bird. What hides every pixel around it, [iFAM](results.md), is far ahead
-  on the same pictures, but that compares a fine-tuned ViT with frozen ones: on the pixels of iFAM's parts, Ti has a
-  worst group of {tuned} fine-tuned and of {frozen} frozen, with a probe (one seed, `benchmarks/results/{matrix}`),
-  against {crops} on the crops of S.
-- Where the place is what is asked for, the adapter finds it ({adapted}), but the whole picture is at least as good
-  there ({whole}).
+- Crops help where the features of whole images follow the background. On Waterbirds this is the case for S
+  (worst-group accuracy {s_gain} points relative to the whole image); for the supervised Ti crops do not help there
+  ({ti_gain}). Where each class has its own scene, they help both.
+- Crops are only as good as their position: true masks, displaced step by step, show it.
+- Fewer crops are better where the scene predicts the class. Where it does not, three or four are as good (S: no
+  detectable difference in accuracy) or better (Ti, by a little).
+- Even the best crop shows the surroundings of the bird. [iFAM](results.md), which hides every pixel around it, is far
+  ahead on the same images, but that compares a fine-tuned ViT with frozen ones: on the pixels of iFAM's parts, Ti has
+  a worst-group accuracy of {tuned} fine-tuned and of {frozen} frozen, with a probe (one seed,
+  `benchmarks/results/{matrix}`), against {crops} on the crops of S.
+- If the task is to classify the background, the adapter finds it ({adapted}), but the whole image is at least as good
+  ({whole}).
 
-How it was measured: a logistic regression has no seeds, and there is one pretrained backbone of each kind. S saw these
-photographs before, without labels. Which block and heads a backbone looks with was chosen, set by set, by
-class-balanced accuracy on validation data: {looks}.
-On scenes one to one and many to many, validation pictures follow the scenes of training, so what they choose may, too.
-Features were computed in bf16 on an H200, but for six rows of many to many (Ti: whole picture, tuned and plain, both
-centres, random, and A² with the last block) and two of N on Waterbirds (whole picture, and A² with the last block),
-which a CPU computed in fp32; what that changes was not measured.
+Method: logistic regression has no seeds, and there is one pretrained backbone of each kind. S was pretrained on these
+photographs, without labels. The block and the heads whose attention is used were selected for each dataset by
+class-balanced validation accuracy: {looks}. On scenes one to one and many to many, validation images have the scenes
+of training, so the selection may follow them, too. Features were computed in bf16 on an H200, except for six rows of
+many to many (Ti: whole image, tuned and plain, both centres, random, and A² with the last block) and two of N on
+Waterbirds (whole image, and A² with the last block), which were computed in fp32 on a CPU; the effect of this was not
+measured.
 """
 COMMANDS = """\
 ## To run it
@@ -55,8 +55,8 @@ sightline data displaced --cub PACKS --scenes PACKS --out displaced
 python benchmarks/run.py a2 --data birds=waterbirds o2o=scenes-o2o m2m=scenes-m2m disjoint=scenes-disjoint displaced=displaced --backbones S=dino_s16_reg4.safetensors Ti=vit_ti16_augreg_in1k.safetensors --out a2.json
 ```
 
-`N=sightline-nano` joins the embedded backbone. Real weights of CLIP, and so TTR and zero-shot crops on photographs,
-have not been run.
+`N=sightline-nano` adds the embedded backbone. CLIP with its published weights, and therefore TTR and zero-shot
+crops on photographs, has not been run.
 """  # noqa: E501
 Rows = dict[str, dict[str, Any]]
 
@@ -97,9 +97,9 @@ def rows_in(found: dict[str, Any], name: str) -> Rows:
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 CONTROLS = {
-    "whole picture": "full, {}",
-    "whole picture, plain regression": "full, {}, plain",
-    "whole picture at twice the size": "full at twice the size, {}",
+    "whole image": "full, {}",
+    "whole image, plain regression": "full, {}, plain",
+    "whole image at twice the size": "full at twice the size, {}",
     "S²": "S2, {}",
     "centre, 4/7 of the side": "centre, {}",
     "centre, 2/7": "centre 2/7, {}",
@@ -133,7 +133,7 @@ def pairs(rows: Rows, *, labelled: bool = False) -> str:
         of = [rows.get(name(what)) for what in (S, TI)]
         if any(of):
             lines.append([words, *(show(row) for row in of for show in (worst, accuracy))])
-    return table(["", "S answers: worst group", "accuracy", "Ti answers: worst group", "accuracy"], lines)
+    return table(["", "S classifies: worst group", "accuracy", "Ti classifies: worst group", "accuracy"], lines)
 
 
 def off_centre(rows: Rows) -> str:
@@ -142,18 +142,18 @@ def off_centre(rows: Rows) -> str:
         [words.replace("*", what), *(part(name, "accuracy")(rows.get(row(what))) for name in shown.values())]
         for what in (S, TI)
         for words, row in {
-            f"whole picture, {what}": "full, {}".format, f"centre 4/7, {what}": "centre, {}".format,
+            f"whole image, {what}": "full, {}".format, f"centre 4/7, {what}": "centre, {}".format,
             f"centre 2/7, {what}": "centre 2/7, {}".format, "A² S>*": "A2 S>{}".format, "A² Ti>*": "A2 Ti>{}".format,
         }.items()
     ]  # fmt: skip
     return table(
-        ["accuracy", "birds nearest the centre, 10 %", "farthest, 10 %", "the set, centred", "displaced"], lines
+        ["accuracy", "10 % of birds nearest the centre", "10 % farthest", "dataset, centred", "displaced"], lines
     )
 
 
 def steps(rows: Rows, names: dict[str, str], answers: Iterable[str] = (S, TI)) -> str:
     """`names`: words -> a row's name with {} for who answers."""
-    head = ["", *(f"{what} answers: {figure}" for what in answers for figure in ("worst group", "accuracy"))]
+    head = ["", *(f"{what} classifies: {figure}" for what in answers for figure in ("worst group", "accuracy"))]
     lines = [
         [words, *(show(rows.get(name.format(what))) for what in answers for show in (worst, accuracy))]
         for words, name in names.items()
@@ -165,13 +165,13 @@ def sizes(rows: Rows) -> str:
     """Of a family: who looks, by who answers."""
     members = ("nano", "ti", "s")
     shown = {
-        "whole picture": "full, {}",
-        **{f"{a} looks, last block, mean": f"A2 {a}>{{}}, block -1, mean" for a in members},
+        "whole image": "full, {}",
+        **{f"{a} selects, last block, mean": f"A2 {a}>{{}}, block -1, mean" for a in members},
     }
-    shown |= {f"{a} looks, as chosen": f"A2 {a}>{{}}" for a in members}
-    shown["s looks, when its neighbours were as good as nano's"] = "A2 s-matched>{}, block -1, mean"
+    shown |= {f"{a} selects, as selected on validation data": f"A2 {a}>{{}}" for a in members}
+    shown["s selects, at the epoch with the k-NN accuracy of nano"] = "A2 s-matched>{}, block -1, mean"
     lines = [[words, *(worst(rows.get(name.format(what))) for what in members)] for words, name in shown.items()]
-    return table(["worst group", *(f"{what} answers" for what in members)], lines)
+    return table(["worst group", *(f"{what} classifies" for what in members)], lines)
 
 
 def where_they_look(found: dict[str, Any]) -> str:
@@ -186,11 +186,19 @@ def where_they_look(found: dict[str, Any]) -> str:
         chosen = known[f"{int(block) % DEPTH} {heads.removeprefix('head ')} pixels mass"]
         shown = [said(known["even pixels mass"]), said(masses[-1]), f"{said(masses[best])}, block {best + 1}"]
         lines.append([name, *shown, said(chosen), said(known[f"{DEPTH - 1} mean pixels hit"])])
-    head = ("", "even map", "last block", f"best of {DEPTH} blocks", "as chosen for A²", "last block: peak on the bird")
+    head = (
+        "",
+        "even map",
+        "last block",
+        f"best of {DEPTH} blocks",
+        "as selected for A²",
+        "last block: peak on the bird",
+    )
     return (
-        "How much of the attention is on the bird, the map enlarged to pixels. It is the mean of the heads, but as "
-        "chosen; the best block is the best on these same pictures. Ti is shown the middle 90 % of a picture, where "
-        f"the bird is larger, so an even map has more of it, too.\n\n{table(head, lines)}"
+        "The fraction of the attention on the bird, with the map enlarged to pixels. It is the mean of the heads, "
+        "except in the column *as selected*; the best block is the best on these same images. Ti sees the "
+        "central 90 % of an "
+        f"image, where the bird is larger, so that an even map has more of it, too.\n\n{table(head, lines)}"
     )
 
 
@@ -203,11 +211,11 @@ def margins(results: Path) -> str:
         [words, *(said(found[told.format(name, w=w)], sign="+") for w in (S, TI))] for name, words in NAMED.items()
     ]
     return (
-        "The margin of crops (S looks) over the whole picture with plain regression, less that margin when both are "
-        "standardised and tuned, in the mean of groups. Above zero, a part of the margin is the plain regression; "
-        "below, tuning widens it. Where S answers it is a small part on Waterbirds and on disjoint scenes. Where "
-        "scenes give the class away, tuning, on validation pictures that follow them too, helps crops, and not whole "
-        "pictures of S.\n\n" + table(["points", "S answers", "Ti answers"], lines)
+        "The margin of crops (S selects) over the whole image with plain regression, minus that margin when both are "
+        "standardised and tuned, in the mean of groups. Above zero, plain regression explains part of the margin; "
+        "below, tuning widens it. If S classifies, it explains a small part on Waterbirds and on disjoint scenes. "
+        "Where scenes predict the class, tuning, on validation images that have the same scenes, helps crops, and not "
+        "whole images with S.\n\n" + table(["points", "S classifies", "Ti classifies"], lines)
     )
 
 
@@ -226,13 +234,13 @@ def trained_with_labels(found: dict[str, Any], results: Path) -> str:
     nano = said(attention["attention-nano"]["5 mean pixels mass"])
     early = said(attention["attention-s-3"][f"{DEPTH - 1} mean pixels mass"])
     return (
-        "Where they look in the end: how much of the last block's attention is on the creature, without labels after "
+        "Attention after training: the fraction of the last block's attention on the animal, without labels after "
         f"{family['trained_epochs']} epochs, with labels after 3 (`benchmarks/results/{FAMILY}`).\n\n"
         f"{table(['', *hows], lines)}\n\n"
-        "Without labels the larger ones look better. Trained with labels, none looks at the creature more than an even "
-        "map does, but for s by a hair, so nothing can be said of sizes there. When the neighbours of s were as good "
-        f"as those of nano in the end, s had {early} and nano {nano} (of maps enlarged to pixels); of ti no state but "
-        "the last was measured."
+        "Without labels the larger models localise better. Trained with labels, none attends to the animal more than "
+        "an even map does, except s by a very small margin, so nothing can be said about sizes there. At the epoch at "
+        f"which the k-NN accuracy of s equalled the final one of nano, s had {early} and nano {nano} (maps enlarged to "
+        "pixels); of ti only the final state was measured."
     )
 
 
@@ -240,7 +248,7 @@ NAMED = {
     "birds": "Waterbirds",
     "o2o": "scenes one to one",
     "m2m": "scenes many to many",
-    "disjoint": "scenes disjoint, which say nothing of the class",
+    "disjoint": "disjoint scenes, which are independent of the class",
 }
 COUNTS = {"1 crop": "A2 S>{}", **{f"{k} crops": f"A2 S>{{}}, {k} crops" for k in (2, 3, 4)}}
 SIDES = {
@@ -250,18 +258,18 @@ SIDES = {
 ORACLE = {f"{100 * mass:g} % of it on the bird": f"oracle {mass:g}, {{}}" for mass in (1, 0.8, 0.7, 0.6, 0.5, 0.4)}
 JOINED = {how: f"A2 {{0}}>{{0}}, block -1, {how}" for how in ("mean", "entropy", "lowest", "max")}
 TURNED = {
-    "whole picture": "full, {}",
+    "whole image": "full, {}",
     "A² S>S, last block, mean of heads": "A2 S>S, block -1, mean",
     "candidates, not adapted": "adapter {}, plain rule, untrained",
     "adapted (3 seeds)": "adapter {}, plain rule",
-    "candidates, looking as at birds, not adapted": "adapter {}, look at birds, untrained",
-    "adapted (3 seeds), looking as at birds": "adapter {}, look at birds",
+    "candidates, attention as selected for birds, not adapted": "adapter {}, look at birds, untrained",
+    "adapted (3 seeds), attention as selected for birds": "adapter {}, look at birds",
 }
 
 
 EMBEDDED = {
-    "whole picture, N": "full, N",
-    "whole picture at twice the size, N": "full at twice the size, N",
+    "whole image, N": "full, N",
+    "whole image at twice the size, N": "full at twice the size, N",
     "S², N": "S2, N",
     "centre 2/7, N": "centre 2/7, N",
     "random 2/7, N": "random, N",
@@ -286,8 +294,8 @@ def embedded(found: dict[str, Any]) -> str:
     ]
     head = ["", "Waterbirds: worst group", "accuracy", *(f"{words}: accuracy" for words in SCENES)]
     return (
-        "The embedded `sightline-nano` (N) has seen toy pictures alone: it knows nothing of birds, and its crops are "
-        "about as good as random ones. Other scenes: with the last block and the mean of its heads, on a CPU, in fp32."
+        "The embedded `sightline-nano` (N) was pretrained on toy images only: it has never seen a bird photograph, and "
+        "its crops are about as good as random ones. Other scenes: last block, mean of its heads, on a CPU, in fp32."
         f"\n\n{table(head, lines)}"
     )
 
@@ -324,26 +332,27 @@ def page(results: Path) -> str:
     count = {name: rows["full, Ti"]["metrics"]["test"]["accuracy"]["n"] for name, rows in sets.items()}
     many = toy["full, s"]["metrics"]["test"]["accuracy"]["n"]
     both = "{}\n\nWith group labels:\n\n{}"
-    own = f"each class has a scene of its own in training, and another's in the test (n = {count['o2o']:,})"
+    own = f"each class has its own scene in training, and that of another class in the test set (n = {count['o2o']:,})"
     sections = {
         "Waterbirds rebuilt": both.format(pairs(birds), pairs(birds, labelled=True)),
         "Where they look": where_they_look(found),
-        "A backbone that knows no birds": embedded(found),
+        "A backbone that has never seen birds": embedded(found),
         "Away from the centre": off_centre(birds),
         "How many crops": how_many(sets),
         "How large": steps(birds, SIDES),
-        "How heads are joined": steps(birds, JOINED),
-        "True masks, moved": f"A crop where the mask is, of masks moved off the bird:\n\n{steps(birds, ORACLE)}",
+        "How heads are aggregated": steps(birds, JOINED),
+        "True masks, displaced": f"A crop at the mask, with masks displaced from the bird:\n\n{steps(birds, ORACLE)}",
         "Plain and tuned": margins(results),
         "Scenes one to one": f"Here {own}.\n\n" + both.format(pairs(o2o), pairs(o2o, labelled=True)),
-        "Scenes many to many": "Families share scenes in pairs, which change places in the test "
+        "Scenes many to many": "Families share scenes in pairs, and the pairs are swapped in the test set "
         f"(n = {count['m2m']:,}).\n\n" + both.format(pairs(m2m), pairs(m2m, labelled=True)),
-        "Scenes disjoint": f"No scene of the test is in training (n = {count['disjoint']:,}).\n\n"
+        "Scenes disjoint": f"No scene of the test set occurs in training (n = {count['disjoint']:,}).\n\n"
         + both.format(pairs(disjoint), pairs(disjoint, labelled=True)),
-        "The task turned round": "The same pictures, asked for the place: the bird is the shortcut, and attention "
-        f"looks at it. The whole picture, which needs no choice, is at least as good as what the adapter chooses.\n\n"
+        "The task reversed": "The same images, with the background as the label: the bird is the shortcut, and "
+        f"attention lies on it. The whole image, which needs no selection, is at least as good as the crops of "
+        f"the adapter.\n\n"
         f"{steps(turned, TURNED, (S,))}",
-        "Three sizes pretrained alike": "[Toy pictures](pretraining.md) where the place gives the class away "
+        "Three sizes pretrained in the same way": "[Toy images](pretraining.md) whose background predicts the class "
         f"(n = {many:,}).\n\n{sizes(toy)}\n\n{trained_with_labels(found, results)}",
     }
     text = beginning(found, results, sets)

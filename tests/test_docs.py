@@ -21,6 +21,7 @@ import pytest
 from PIL import Image
 
 from sightline import cli
+from sightline.config.flags import flag_names
 from sightline.errors import UserError
 from sightline.methods import METHODS
 
@@ -92,6 +93,20 @@ def test_every_command_on_a_page_exists_with_its_flags(page):
     assert not wrong
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "ledger.md"], ids=name_of)
+def test_flags_in_the_text_of_a_page_exist(page):
+    """Outside blocks: `--flag` must be a flag of some command or method, or of benchmarks/run.py. The ledger records
+    commands with the flags of their time."""
+    kinds = [command.config for command in cli.COMMANDS.values()] + [entry.config for entry in METHODS.values()]
+    known = set().union(*map(flag_names, kinds)) | {"--help", "--num-processes", "--shaping"}
+    options = (ROOT / "benchmarks" / "options.py").read_text(encoding="utf-8")
+    known |= {f"--{name.replace('_', '-')}" for name in re.findall(r"^    (\w+): ", options, re.MULTILINE)}
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    code = " ".join(re.findall(r"`([^`]+)`", text))
+    flags = {flag.replace("_", "-") for flag in re.findall(r"(?<!\S)--[a-z][\w.-]*\w", code)}
+    assert sorted(flag for flag in flags if flag not in known) == []
+
+
 def test_commands_are_found_on_the_pages_at_all():
     assert sum(len(commands_on(page)) for page in PAGES) > 60
     assert any(line.startswith("train erm DATA --precision") for line in commands_on(DOCS / "scaling.md"))
@@ -147,6 +162,15 @@ def test_links_and_images_exist(page):
     prose = BLOCK.sub("", page.read_text(encoding="utf-8"))
     links = [link.split("#")[0] for link in LINK.findall(prose) if not link.startswith(("#", "http://", "https://"))]
     assert [link for link in links if link and not (page.parent / link).exists()] == []
+
+
+@pages
+def test_tests_and_results_named_on_a_page_exist(page):
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:tests|benchmarks)/[\w/]+(?:\.\w+)?)`", text))
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+    files = set(re.findall(r"`(\w+_(?:cpu|h200|papers|pixels|decoder|s|validation)\.json)`", text))
+    assert sorted(name for name in files if not (RESULTS / name).exists()) == []
 
 
 def test_no_image_is_unused_or_large():
@@ -232,7 +256,7 @@ HEADLINE = {
     "PDiscoFormer, K = 4": ["PDiscoFormer K=4"],
     "iFAM with whole patches, as in the papers, K = 1 / 4": ["iFAM K=1", "iFAM K=4"],
     "… as in its published code (`--preset published`), K = 1": ["iFAM K=1, published"],
-    "iFAM, our default: pixels": ["iFAM K=1, pixels"],
+    "iFAM with pixels, learned stage 1, K = 1": ["iFAM K=1, pixels"],
     "true masks, whole patches: late / early": ["late mask, true", "early mask, true"],
     "true masks, pixels": ["early mask, true, pixels"],
 }

@@ -78,7 +78,7 @@ def cub() -> list[Row]:
     erm = "--epochs 30 --lr 1e-4 --batch 64"
     rows = with_parts("cub", SPECIES, 4, (8, 16, 1), rivals=(8, 16))
     for k in (4, 8, 16, 1):
-        rows += with_seeds("cub", f"iFAM K={k}, pixels", f"ifam --parts {k}", measures=MEASURED)
+        rows += with_seeds("cub", f"iFAM K={k}, pixels", f"ifam --parts {k} --selector learned", measures=MEASURED)
     rows += with_seeds("cub", "ERM", f"erm {erm}", SEEDS)
     rows += with_seeds("cub", "probe", "probe")
     rows += with_seeds("cub", "early mask, true", f"early-mask {erm}")
@@ -89,14 +89,14 @@ def cub() -> list[Row]:
 
 def objects() -> list[Row]:
     rows = with_parts("object", PATCHES, 8)
-    rows += with_seeds("object", "iFAM K=8, pixels", "ifam --parts 8", SEEDS, measures=MEASURED)
+    rows += with_seeds("object", "iFAM K=8, pixels", "ifam --parts 8 --selector learned", SEEDS, measures=MEASURED)
     return rows + with_seeds("object", "ERM", f"erm {LONG}")
 
 
 def pair() -> list[Row]:
     """Each class has an object of its own, so that leaving out an object's part can help all groups."""
     rows = with_parts("pair", PATCHES, 8, (1, 2, 4, 16))
-    rows += with_seeds("pair", "iFAM K=8, pixels", "ifam --parts 8", measures=MEASURED)
+    rows += with_seeds("pair", "iFAM K=8, pixels", "ifam --parts 8 --selector learned", measures=MEASURED)
     return rows + with_seeds("pair", "ERM", f"erm {LONG}") + with_seeds("pair", "probe", "probe")
 
 
@@ -113,4 +113,4 @@ def mixed() -> list[Row]:
     rows = with_seeds("mixed", "ERM", f"erm {BRIEF}", SEEDS)
     rows += with_seeds("mixed", "PDiscoFormer K=4", "pdiscoformer --parts 4", SEEDS)
     rows += with_seeds("mixed", "iFAM K=4", f"ifam --parts 4{PATCHES}", SEEDS)
-    return rows + with_seeds("mixed", "iFAM K=1, pixels", "ifam", SEEDS)
+    return rows + with_seeds("mixed", "iFAM K=1, pixels", "ifam --parts 1 --selector learned", SEEDS)

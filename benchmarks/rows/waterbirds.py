@@ -14,7 +14,8 @@ LONG = "--epochs 30 --lr 3e-5"  # the epochs and learning rate of iFAM; head and
 EXACT = "--sight pixels --patch-threshold 0.1"
 PLAIN = "--batch 128 --balance none --ema None"  # the papers' recipe, which is not iFAM's default here
 PATCHES = f" --sight patches {PLAIN}"  # iFAM as in the papers
-COARSE = f" --selector-size 224 {PLAIN}"  # pixel-exact, all else as in the papers
+LEARNED = "--selector learned"  # these rows were measured before stage 1 was found by clustering
+COARSE = f" {LEARNED} --selector-size 224 {PLAIN}"  # pixel-exact, all else as in the papers
 
 SALIENCY = {"U2-Net": "u2net:U2NET", "FOUND": "found:SELF", "TokenCut": "tokencut:SELF"}
 FILLS = ("black", "white", "grey", "noise")
@@ -74,17 +75,17 @@ PIXEL_ROWS: dict[str, str] = {
     "early mask, true, pixels, balanced loss": f"early-mask {BRIEF} {EXACT} --balance logit-adjustment",
     "ERM, balanced loss": f"erm {BRIEF} --balance logit-adjustment",
     **{f"iFAM K={k}": PAPERS_ROWS[f"iFAM K={k}"] for k in (1, 4, 8)},
-    "iFAM K=1, our recipe": "ifam --sight patches",
-    "iFAM K=1, zoom": f"ifam{PATCHES} --zoom True",
-    **{f"iFAM K={k}, pixels": f"ifam --parts {k}" for k in (1, 4, 8)},
-    **{f"iFAM K=1, pixels, {how}": f"ifam {flag}" for how, flag in OTHERWISE.items()},
-    "iFAM K=4, pixels, look 224": "ifam --parts 4 --selector-size 224",
+    "iFAM K=1, our recipe": "ifam --parts 1 --sight patches",
+    "iFAM K=1, zoom": f"ifam --parts 1{PATCHES} --zoom True",
+    **{f"iFAM K={k}, pixels": f"ifam --parts {k} {LEARNED}" for k in (1, 4, 8)},
+    **{f"iFAM K=1, pixels, {how}": f"ifam --parts 1 {LEARNED} {flag}" for how, flag in OTHERWISE.items()},
+    "iFAM K=4, pixels, look 224": f"ifam --parts 4 {LEARNED} --selector-size 224",
     **{f"iFAM K={k}, plain pixels": f"ifam --parts {k}{COARSE}" for k in (1, 4, 8)},
     **{
         f"iFAM K={k}, plain pixels, balanced loss": f"ifam --parts {k}{COARSE} --balance logit-adjustment"
         for k in (1, 4)
     },
-    "iFAM K=1, plain pixels, look 448": f"ifam --selector-size 448 {PLAIN}",
+    "iFAM K=1, plain pixels, look 448": f"ifam --parts 1 {LEARNED} --selector-size 448 {PLAIN}",
     "iFAM K=4, plain pixels, no mask dropout": f"ifam --parts 4{COARSE} --mask-dropout 0",
     "iFAM K=4, plain pixels, DINO looks": f"ifam --parts 4{COARSE} --where SELF",
 }

@@ -69,7 +69,7 @@ def visit(served, browser, run):
     context.close()
 
 
-def shares(page, panel: str) -> str:
+def probabilities(page, panel: str) -> str:
     return page.inner_text(f"#{panel}-view .bars")
 
 
@@ -85,15 +85,15 @@ def says(page, where: str, words: str) -> None:
     page.wait_for_selector(f"{where}:has-text({json.dumps(words)})")
 
 
-def test_a_part_dropped_in_a_changes_a_alone_and_gives_what_the_run_gives(visit, served):
+def test_removing_a_part_in_a_changes_only_a_and_equals_the_intervention(visit, served):
     page, viewer = served[0], served[0].viewer
     seen, other = [], visit.inner_text("#b-view .panel")
     for part in range(3):
         changes(visit, "a", lambda part=part: visit.click(f"#a-parts label >> nth={part}"))
         prediction = viewer.predict(viewer.example(page.rows[0]), Intervention(drop=(part,)))
         best = prediction.probabilities.argsort(descending=True)
-        told = re.findall(r"(\d+) %", shares(visit, "a"))
-        assert told == [f"{100 * float(prediction.probabilities[k]):.0f}" for k in best]
+        shown = re.findall(r"(\d+) %", probabilities(visit, "a"))
+        assert shown == [f"{100 * float(prediction.probabilities[k]):.0f}" for k in best]
         assert f"without part {part}" in visit.inner_text("#a-view .words")
         seen.append(visit.get_attribute("#a-view img >> nth=0", "src"))
         changes(visit, "a", lambda part=part: visit.click(f"#a-parts label >> nth={part}"))
@@ -105,7 +105,7 @@ def test_a_part_dropped_in_a_changes_a_alone_and_gives_what_the_run_gives(visit,
     says(visit, "#a-view [role=alert]", "keep at least one")
 
 
-def test_the_slider_removes_patches_and_groups_show_what_both_panels_do(visit):
+def test_the_slider_removes_tokens_and_both_panels_are_evaluated_by_group(visit):
     def slide():
         visit.fill("#b-removed input[type=number]", "20")
         visit.press("#b-removed input[type=number]", "Enter")
@@ -120,7 +120,7 @@ def test_the_slider_removes_patches_and_groups_show_what_both_panels_do(visit):
     assert visit.locator("#effects tr").count() == 1 + 4 + 1
 
 
-def test_b_sees_what_is_drawn_until_it_is_erased(visit):
+def test_a_drawn_mask_is_the_sight_of_b_until_it_is_cleared(visit):
     def stroke():
         box = visit.locator("#drawing canvas").bounding_box()
         for x, y, press in ((0.3, 0.3, visit.mouse.down), (0.6, 0.5, visit.mouse.up)):
@@ -138,7 +138,7 @@ def test_b_sees_what_is_drawn_until_it_is_erased(visit):
     says(visit, "#status [role=alert]", "for one image")
 
 
-def test_a_saved_intervention_applies_to_the_next_visitor_and_to_predict(visit, run, toy, browser, served):
+def test_a_saved_intervention_applies_to_the_next_user_and_to_predict(visit, run, toy, browser, served):
     visit.click("#a-parts label >> nth=2")
     says(visit, "#a-view .words", "without part 2")
     visit.click("#names button")
@@ -216,16 +216,16 @@ def test_twenty_users_at_once_each_get_predictions_for_their_own_image(served, t
         client = Client(url, verbose=False, analytics_enabled=False, httpx_kwargs={"timeout": 120})
         every = (FOUND, [0, 1, 2], 0)
         client.predict(handle_file(path), *every, *every, api_name="/upload")
-        told = client.predict(FOUND, [k for k in range(3) if k != number % 3], 0, "", api_name="/predict_a")
-        return str(path), told
+        panel = client.predict(FOUND, [k for k in range(3) if k != number % 3], 0, "", api_name="/predict_a")
+        return str(path), panel
 
     pixels = generator.integers(0, 255, (20, 40, 40, 3), dtype=np.uint8)
     with ThreadPoolExecutor(20) as pool:
-        predictions = [*pool.map(use, range(20))]
-    for number, (path, told) in enumerate(predictions):
+        panels = [*pool.map(use, range(20))]
+    for number, (path, panel) in enumerate(panels):
         shown = [k for k in range(3) if k != number % 3]
-        assert told == page.predict(page.viewer.read(Path(path)), FOUND, shown, 0, "")
-    assert len({told for _, told in predictions}) == 20
+        assert panel == page.predict(page.viewer.read(Path(path)), FOUND, shown, 0, "")
+    assert len({panel for _, panel in panels}) == 20
 
 
 def test_a_port_in_use_is_an_error(served, run):

@@ -1,4 +1,4 @@
-"""The app without its page: looked at once, answered as often as anybody likes, by many at once."""
+"""The app without its page: stage 1 runs once per image, for any number of predictions and users."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def trained(toy, tmp_path_factory):
     """A run of each kind, by name."""
     folder = tmp_path_factory.mktemp("runs")
     parts = {"parts": 3, "ema": None, "balance": "none", **BRIEF}
-    dataset = {
+    configs = {
         "ifam": Ifam(toy, out=folder / "ifam", selector_size=SIDE, **parts, **SMALL),
         "patches": Ifam(toy, out=folder / "patches", sight="patches", **parts, **SMALL),
         "pdiscoformer": Pdiscoformer(toy, out=folder / "pdiscoformer", parts=3, **BRIEF, **SMALL),
@@ -49,7 +49,7 @@ def trained(toy, tmp_path_factory):
         "early": EarlyMask(toy, out=folder / "early", sight="pixels", **BRIEF, **SMALL),
         "erm": Erm(toy, out=folder / "erm", **BRIEF, **SMALL),
     }
-    return {name: train(one) for name, one in dataset.items()}
+    return {name: train(one) for name, one in configs.items()}
 
 
 @pytest.fixture
@@ -67,22 +67,22 @@ def counted(viewer, name: str, patch) -> list:
     return calls
 
 
-def picture_file(toy) -> str:
+def image_file(toy) -> str:
     return toy / "val" / sorted(path.name for path in (toy / "val").iterdir())[0]
 
 
 @pytest.mark.parametrize("kind", ["ifam", "patches", "pdiscoformer"])
-def test_toggling_gives_to_the_bit_what_the_corrected_method_gives_and_looks_once(trained, toy, kind, monkeypatch):
+def test_toggling_parts_equals_the_intervention_to_the_bit_and_stage_1_runs_once(trained, toy, kind, monkeypatch):
     viewer = opened(trained[kind])
-    finds = counted(viewer, "detect", monkeypatch)
-    picture = viewer.read(picture_file(toy))
-    predictions = {drop: viewer.predict(picture, Intervention(drop=drop)) for drop in ((), (0,), (1,), (0, 2))}
-    assert len(finds) == 1
+    detections = counted(viewer, "detect", monkeypatch)
+    image = viewer.read(image_file(toy))
+    predictions = {drop: viewer.predict(image, Intervention(drop=drop)) for drop in ((), (0,), (1,), (0, 2))}
+    assert len(detections) == 1
     assert len({tuple(prediction.probabilities.tolist()) for prediction in predictions.values()}) > 2
     model = load(trained[kind])
     for drop, prediction in predictions.items():
         method = apply_intervention(model.method, Intervention(drop=drop)) if drop else model.method
-        images = picture.pixels[None].float() / 255
+        images = image.pixels[None].float() / 255
         with torch.no_grad():
             told = method.judge(images, method.look(images))
         assert torch.equal(prediction.probabilities, told.probabilities[0])
@@ -90,28 +90,28 @@ def test_toggling_gives_to_the_bit_what_the_corrected_method_gives_and_looks_onc
         assert torch.equal(prediction.before, predictions[()].probabilities)
 
 
-def test_what_it_says_is_what_predict_says_once_it_is_kept(run, toy):
+def test_a_saved_intervention_gives_the_same_in_predict(run, toy):
     viewer = opened(run)
     intervention = viewer.make_intervention(shown=[0, 2], removed=5)
     assert (intervention.drop, intervention.quantile) == ((1,), 0.95)
-    prediction = viewer.predict(viewer.read(picture_file(toy)), intervention)
+    prediction = viewer.predict(viewer.read(image_file(toy)), intervention)
     viewer.save(intervention, {0: "head", 1: "  ", 2: "<legs>"})
     kept = json.loads((run / "intervention.json").read_text())
     assert kept["names"] == {"0": "head", "2": "<legs>"}
     assert kept["facts"]["calibrated"]["pictures"] == 32
-    code, out, err = typed("predict", run, picture_file(toy), "--device", "cpu")
+    code, out, err = typed("predict", run, image_file(toy), "--device", "cpu")
     assert (code, "without part 1" in err) == (0, True), err
     told = [float(share) for share in out.splitlines()[1].split(",")[2:]]
     assert told == pytest.approx(prediction.probabilities.tolist(), abs=1e-7)
 
 
-def test_a_forced_part_that_is_switched_off_is_forced_no_longer(run):
+def test_a_forced_part_that_is_switched_off_is_not_forced(run):
     typed("intervene", run, "--force", 1)
     intervention = opened(run).make_intervention(shown=[0, 2])
     assert (intervention.drop, intervention.force) == ((1,), ())
 
 
-def test_the_slider_uses_the_distances_that_intervene_measures(run, toy):
+def test_the_slider_uses_the_distances_of_intervene(run, toy):
     viewer = opened(run)
     intervention = viewer.make_intervention(shown=[0, 1, 2], removed=3)
     assert typed("intervene", run, "--quantile", 0.97, *QUICK)[0] == 0
@@ -125,7 +125,7 @@ def test_the_slider_uses_the_distances_that_intervene_measures(run, toy):
     assert few.make_intervention(shown=[0, 1, 2], removed=10).thresholds == sketch.quantile(0.9)
 
 
-def test_what_was_found_by_search_stays_known_until_something_else_is_kept(run):
+def test_the_facts_of_a_search_are_kept_until_another_intervention_is_saved(run):
     assert typed("intervene", run, "--drop", 1, "--name", "2=legs")[0] == 0
     facts = json.loads((run / "intervention.json").read_text())
     facts["facts"]["found"] = {"split": "val"}
@@ -137,47 +137,47 @@ def test_what_was_found_by_search_stays_known_until_something_else_is_kept(run):
     assert viewer.saved.drop == (2,)
 
 
-def test_a_drawn_mask_is_all_that_is_seen(trained, toy):
+def test_a_drawn_mask_is_the_sight(trained, toy):
     viewer = opened(trained["ifam"])
-    picture, mask = viewer.read(picture_file(toy)), torch.zeros(SIDE, SIDE, dtype=torch.bool)
+    image, mask = viewer.read(image_file(toy)), torch.zeros(SIDE, SIDE, dtype=torch.bool)
     mask[8:20, 10:22] = True
-    prediction = viewer.predict(picture, mask=mask)
+    prediction = viewer.predict(image, mask=mask)
     assert torch.equal(prediction.sight.visible((SIDE, SIDE))[0] & ~mask, torch.zeros_like(mask))
-    changed = viewer.read(picture_file(toy))
+    changed = viewer.read(image_file(toy))
     changed.pixels[:, ~mask] = 255 - changed.pixels[:, ~mask]
     assert torch.equal(viewer.predict(changed, mask=mask).probabilities, prediction.probabilities)
     with pytest.raises(UserError, match="the drawn mask is empty"):
-        viewer.predict(picture, mask=torch.zeros(SIDE, SIDE, dtype=torch.bool))
+        viewer.predict(image, mask=torch.zeros(SIDE, SIDE, dtype=torch.bool))
 
 
-def test_methods_without_parts_show_where_they_look_and_what_they_rely_on(trained, toy):
+def test_methods_without_parts_show_their_sight_and_relevance(trained, toy):
     boxes = opened(trained["a2"])
-    prediction = boxes.predict(boxes.read(picture_file(toy)))
+    prediction = boxes.predict(boxes.read(image_file(toy)))
     assert (boxes.parts, boxes.draws) == (0, False)
     assert prediction.coverage == pytest.approx(0.25)
     assert prediction.sight.boxes is not None
     everything = opened(trained["erm"])
-    prediction = everything.predict(everything.read(picture_file(toy)))
+    prediction = everything.predict(everything.read(image_file(toy)))
     assert prediction.coverage == 1
     assert {"relevance", "attention"} <= set(prediction.maps)
     with pytest.raises(UserError, match="takes no masks"):
-        boxes.predict(boxes.read(picture_file(toy)), mask=torch.ones(SIDE, SIDE, dtype=torch.bool))
+        boxes.predict(boxes.read(image_file(toy)), mask=torch.ones(SIDE, SIDE, dtype=torch.bool))
 
 
-def test_a_method_that_is_told_where_to_look_uses_the_masks_of_the_data_or_waits_for_one(trained, toy):
+def test_a_method_that_takes_masks_uses_those_of_the_data_or_a_drawn_one(trained, toy):
     viewer = opened(trained["early"])
     known = viewer.predict(viewer.example(viewer.examples()[0]))
     assert 0 < known.coverage < 0.6
-    stranger = viewer.read(picture_file(toy))
+    stranger = viewer.read(image_file(toy))
     with pytest.raises(UserError, match="draw what the model may see"):
         viewer.predict(stranger)
     drawn = viewer.predict(stranger, mask=torch.ones(SIDE, SIDE, dtype=torch.bool))
     assert (drawn.coverage, drawn.before) == (1, None)
 
 
-def test_pictures_are_read_as_predict_reads_them(trained, toy, tmp_path):
+def test_images_are_read_as_in_predict(trained, toy, tmp_path):
     viewer = opened(trained["ifam"])
-    upright = Image.open(picture_file(toy)).convert("RGB").resize((96, 64))
+    upright = Image.open(image_file(toy)).convert("RGB").resize((96, 64))
     exif = Image.Exif()
     exif[0x0112] = 6
     upright.rotate(90, expand=True).save(tmp_path / "turned.png", exif=exif)
@@ -191,36 +191,36 @@ def test_pictures_are_read_as_predict_reads_them(trained, toy, tmp_path):
         viewer.read(tmp_path / "notes.png")
 
 
-def saved(picture, folder):
-    picture.save(folder / "plain.png")
+def saved(image, folder):
+    image.save(folder / "plain.png")
     return folder / "plain.png"
 
 
-def test_looks_are_remembered_within_bounds(trained, monkeypatch):
+def test_the_cache_of_looks_is_bounded(trained, monkeypatch):
     monkeypatch.setattr(session, "MAX_LOOKS", 2)
     viewer = opened(trained["ifam"])
-    finds = counted(viewer, "detect", monkeypatch)
-    pictures = [viewer.example(row) for row in viewer.examples()[:3]]
+    detections = counted(viewer, "detect", monkeypatch)
+    images = [viewer.example(row) for row in viewer.examples()[:3]]
     for number in (0, 1, 0, 2, 0, 1):
-        viewer.predict(pictures[number])
-    assert len(finds) == 4
+        viewer.predict(images[number])
+    assert len(detections) == 4
 
 
-def test_examples_are_validation_pictures_of_all_groups_in_turn(trained):
+def test_examples_are_validation_images_interleaving_the_groups(trained):
     viewer = opened(trained["ifam"])
     rows = viewer.dataset.rows
     assert sorted(viewer.examples()) == rows.split_indices("val").tolist()
     assert len({viewer.example(row).group for row in viewer.examples()[: len(rows.group_names)]}) == 4
 
 
-def test_the_effect_on_groups_is_that_of_evaluate_and_looks_once_for_all(run, monkeypatch):
+def test_effects_on_groups_equal_evaluate_and_stage_1_runs_once(run, monkeypatch):
     viewer = opened(run)
-    finds = counted(viewer, "detect", monkeypatch)
+    detections = counted(viewer, "detect", monkeypatch)
     told = []
     plain_, without = viewer.effects([viewer.make_intervention([0, 1])], lambda done, of: told.append((done, of)))
     assert told == [(0, 2), (1, 2)]
     again = viewer.effects([viewer.make_intervention([0, 1]), viewer.make_intervention([1])])
-    assert len(finds) == 2
+    assert len(detections) == 2
     assert again[1].cells == without.cells
     assert again[0].gain is None
     assert without.gains.keys() == plain_.cells.keys()
@@ -230,14 +230,14 @@ def test_the_effect_on_groups_is_that_of_evaluate_and_looks_once_for_all(run, mo
     assert {k: e.value for k, e in without.cells.items()} == {k: e["value"] for k, e in metrics["groups"].items()}
 
 
-def test_without_its_data_a_run_still_answers_and_says_what_is_missing(run, toy, tmp_path):
+def test_without_its_data_a_run_still_predicts(run, toy, tmp_path):
     facts = json.loads((run / "run.json").read_text())
     facts["data"]["path"] = str(tmp_path / "gone")
     (run / "run.json").write_text(json.dumps(facts))
     viewer = opened(run)
     assert viewer.examples() == []
     assert "no longer there" in viewer.missing
-    assert viewer.predict(viewer.read(picture_file(toy)), viewer.make_intervention([0])).coverage < 1
+    assert viewer.predict(viewer.read(image_file(toy)), viewer.make_intervention([0])).coverage < 1
     for impossible in (lambda: viewer.make_intervention([0], removed=5), lambda: viewer.effects([])):
         with pytest.raises(UserError, match="needs the run's data"):
             impossible()
@@ -246,21 +246,21 @@ def test_without_its_data_a_run_still_answers_and_says_what_is_missing(run, toy,
         opened(run, data=tmp_path / "gone")
 
 
-def test_twenty_threads_get_the_answers_that_one_gets_and_every_picture_is_looked_at_once(trained, monkeypatch):
+def test_twenty_threads_get_the_same_predictions_and_stage_1_runs_once_per_image(trained, monkeypatch):
     alone, shared = opened(trained["ifam"]), opened(trained["ifam"])
-    finds = counted(shared, "detect", monkeypatch)
+    detections = counted(shared, "detect", monkeypatch)
     rows, interventions = shared.examples()[:4], [Intervention(drop=(k,)) for k in range(3)]
-    dataset = [(rows[k % 4], interventions[k % 3]) for k in range(20)]
+    requests = [(rows[k % 4], interventions[k % 3]) for k in range(20)]
     with ThreadPoolExecutor(20) as pool:
         measured = pool.submit(shared.effects, interventions[:1])
-        predictions = [*pool.map(lambda one: shared.predict(shared.example(one[0]), one[1]), dataset)]
+        predictions = [*pool.map(lambda one: shared.predict(shared.example(one[0]), one[1]), requests)]
         assert len(measured.result()) == 2
-    assert len(finds) == 4 + 2
-    for (row, intervention), prediction in zip(dataset, predictions, strict=True):
+    assert len(detections) == 4 + 2
+    for (row, intervention), prediction in zip(requests, predictions, strict=True):
         assert torch.equal(prediction.probabilities, alone.predict(alone.example(row), intervention).probabilities)
 
 
-def test_turns_are_taken_in_the_order_of_arrival_and_survive_errors():
+def test_the_lock_is_first_come_first_served_and_survives_errors():
     device_lock, order, begun = FairLock(), [], threading.Event()
 
     def long():
@@ -292,16 +292,16 @@ def test_turns_are_taken_in_the_order_of_arrival_and_survive_errors():
         order.append("after")
 
 
-def test_names_from_outside_are_only_ever_text(trained, toy):
+def test_names_are_escaped(trained, toy):
     viewer = opened(trained["ifam"])
-    prediction = viewer.predict(viewer.read(picture_file(toy)))
+    prediction = viewer.predict(viewer.read(image_file(toy)))
     shown = panel(prediction, ["<script>alert(1)</script>", "${x}{{y}}"], "as <trained>", blind=True)
     assert "<script>" not in shown
     assert not {"${", "{{"} & {shown[i : i + 2] for i in range(len(shown))}
     assert plain("a&b") == "a&amp;b"
 
 
-def test_a_drawing_that_is_none_is_refused():
+def test_invalid_drawings_are_refused():
     assert not drawn_mask("", (8, 8)).any()
     for wrong in ("data:image/png;base64,AAAA", "data:image/png;base64,é", "nonsense"):
         with pytest.raises(UserError, match="cannot be read"):

@@ -127,8 +127,8 @@ def test_the_command_prints_a_table_and_draws_figures(toy, tmp_path):  # noqa: F
     pytest.importorskip("matplotlib")
     code, text, _ = typed(
         "matrix", toy, "--where", f"attention:{NANO}", "centre", "--what", f"crop-probe:{NANO}",
-        "crop-probe:sightline-nano", f"mask-probe:{NANO}", "--crop-size", "1/2", "--attention-mass", 0.5, "--out", tmp_path,
-        *QUICK,
+        "crop-probe:sightline-nano", f"mask-probe:{NANO}", "--crop-size", "1/2", "--attention-mass", 0.5,
+        "--out", tmp_path, *QUICK,
     )  # fmt: skip
     assert code == 0
     assert "Worst-group accuracy in % on 24 test images" in " ".join(text.split())

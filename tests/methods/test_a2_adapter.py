@@ -237,7 +237,7 @@ def test_a_loaded_run_predicts_the_same_and_is_blind(toy, tmp_path, kind):
     told = torch.tensor([[float(row[f"p_{name}"]) for name in model.classes] for row in answers])
     torch.testing.assert_close(given.probabilities, told, atol=1e-4, rtol=0)
     assert given.sight.boxes.shape == (16, 2, 4)
-    assert verify(model.method, torch.rand(2, 3, 64, 64), noise_samples=1).verdict == "blind"
+    assert verify(model.method, torch.rand(2, 3, 64, 64), draws=1).verdict == "blind"
     assert len(log_of(folder)["losses"]) == 3
 
 
@@ -284,11 +284,11 @@ def test_the_adapter_can_be_trained_on_few_images(toy, tmp_path):
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        ({"candidates": ("big",)}, "--candidates big: a side as a share"),
-        ({"candidates": ("1/4x0",)}, "--candidates 1/4x0: a side as a share"),
+        ({"candidates": ("big",)}, "--candidates big: a side is a fraction"),
+        ({"candidates": ("1/4x0",)}, "--candidates 1/4x0: a side is a fraction"),
         ({"candidates": ()}, "--candidates: give at least one side"),
         ({"candidates": ("65",)}, "--candidates 65: larger than the image, 64 pixels"),
-        ({"crop_count": 20}, "--crop-count 20: choose 1 to 19 of 20 candidates"),
+        ({"crop_count": 20}, "--crop-count 20: must be 1 to 19, of 20 candidates"),
         ({"layer": 9}, "--layer 9: there are 6 blocks"),
         ({"heads": "many"}, "--heads many: mean, entropy, lowest, max"),
         ({"noise_samples": 1}, "--noise-samples 1: must be at least 2"),

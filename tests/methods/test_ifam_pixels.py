@@ -32,12 +32,12 @@ EVERY_WAY = pytest.mark.parametrize(("zoom", "refine"), list(product([False, Tru
 
 
 def settings(**changes) -> Ifam:
-    return Ifam(Path("data"), **{"parts": 3} | changes)
+    return Ifam(Path("data"), **{"parts": 3, "selector": "learned"} | changes)
 
 
 def ifam(**changes) -> IFam:
-    """As tiny as can be, but it has learned to tell bright things from dark ground."""
-    told, vit = settings(**changes), small_vit(classes=0)
+    """A tiny iFAM that has learned to tell bright objects from dark background."""
+    told, vit = settings(**{"guide_radius": 16} | changes), small_vit(classes=0)
     model = IFam(
         make_selector(vit, told, 3, told.selector_size),
         make_predictor(vit, told, 3),
@@ -122,8 +122,8 @@ def test_runs_from_before_there_were_pixels_hide_patches(images):
         ({"sight": "patches", "refine": True}, "--refine"),
         ({"preset": "published", "refine": True}, "--refine"),
         ({"sight": "patches", "selector_size": 64}, "--selector-size"),
-        ({"sight": "patches", "pixel_threshold": 0.9}, "--pixel-threshold: draws the border of pixels"),
-        ({"sight": "patches", "guide_radius": 0}, "--guide-radius: draws the border of pixels"),
+        ({"sight": "patches", "pixel_threshold": 0.9}, "--pixel-threshold: needs pixel masks"),
+        ({"sight": "patches", "guide_radius": 0}, "--guide-radius: needs pixel masks"),
         ({"pixel_threshold": 0.0}, "--pixel-threshold 0.0"),
         ({"pixel_threshold": 1.0}, "--pixel-threshold 1.0"),
         ({"guide_radius": -1}, "--guide-radius -1"),
@@ -198,7 +198,7 @@ def test_parts_can_be_discovered_in_larger_images(images, refine):
     assert usual.look(images).parts.shape[2:] == (4, 4)
     assert sight.parts.shape[2:] == (8, 8)
     assert sight.keep.shape[1:] == (4, 4), "but answers are given from the pictures as they are"
-    assert torch.equal(finer.where.sized(images[..., :1, :1]).flatten(2).amin(2), images[..., 0, 0])
+    assert torch.equal(finer.where.resize(images[..., :1, :1]).flatten(2).amin(2), images[..., 0, 0])
     assert verify(finer, images, draws=1, ascent_steps=1).verdict == "blind"
     losses = finer.losses(images, LABELS, finer_draws := draws(finer, images))
     assert finer_draws.noise_mask.shape[2:] == (8, 8)
@@ -365,7 +365,7 @@ def test_the_gradient_is_that_of_the_pixel_probabilities(images, zoom, refine):
 )
 def test_from_training_to_proof(tmp_path, told):
     toy, run = write_toy(tmp_path / "toy", train=16, val=8, test=8), tmp_path / "run"
-    recipe = ("--epochs", 1, "--lr", 1e-4, "--head-lr-factor", 10, "--prototype-lr-factor", 10)
+    recipe = ("--epochs", 1, "--lr", 1e-4, "--head-lr-factor", 10, "--prototype-lr-factor", 10, "--selector", "learned")
     code, _, err = typed("train", "ifam", toy, *SMALL, "--size", 64, *recipe, *told, "--out", run)
     assert code == 0, err
     model = load(run).method

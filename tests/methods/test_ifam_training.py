@@ -33,7 +33,7 @@ def toy(tmp_path_factory) -> Path:
 
 def small(toy: Path, out: Path, **changes) -> Ifam:
     settings = {"backbone": "random:nano", "epochs": 2, "batch": 8, "workers": 0, "device": "cpu", "lr": 1e-4}
-    settings |= {"size": 32}
+    settings |= {"size": 32, "selector": "learned"}
     return Ifam(toy, out=out, **settings | {"head_lr_factor": 10.0, "prototype_lr_factor": 10.0} | changes)
 
 
@@ -192,22 +192,10 @@ def without_noise() -> None:
 @pytest.mark.slow
 def test_two_processes_equal_one_without_random_draws(toy, tmp_path, monkeypatch):
     """Noise and part dropout are drawn by every process for itself; without them the steps are the same."""
-    monkeypatch.setattr(parts_file, "gumbel", no_noise)
+    monkeypatch.setattr(parts_file, "gumbel_noise", no_noise)
     one = train(small(toy, tmp_path / "one", part_dropout=0.0))
-    flags = (
-        "--batch",
-        8,
-        "--epochs",
-        2,
-        "--lr",
-        1e-4,
-        "--head-lr-factor",
-        10,
-        "--prototype-lr-factor",
-        10,
-        "--part-dropout",
-        0,
-    )
+    flags = ("--batch", 8, "--epochs", 2, "--lr", 1e-4, "--head-lr-factor", 10, "--prototype-lr-factor", 10)
+    flags += ("--part-dropout", 0, "--selector", "learned")
     command = ("train", "ifam", toy, "--out", tmp_path / "two", *SMALL, *flags)
     codes, errors = in_processes(2, *command, prepare=without_noise)
     assert codes == [0, 0], errors[-3000:]

@@ -245,7 +245,10 @@ def test_masks_of_0_and_1_equal_those_of_0_and_255(toy, runs, tmp_path):
         ),
         ({"init_from": "erm-0", "background_weight": -1.0}, "--background-weight -1.0: must not be negative"),
         ({"init_from": "erm-0", "relevance_weight": 0.0, "classification_weight": 0.0}, "all losses are disabled"),
-        ({"init_from": "erm-0", "relevance": "rollout", "double_backward": True}, "--double-backward: is for gae; rollout"),
+        (
+            {"init_from": "erm-0", "relevance": "rollout", "double_backward": True},
+            "--double-backward: is for gae; rollout",
+        ),
         ({"init_from": "nowhere"}, "not a run folder"),
     ],
 )
@@ -266,16 +269,16 @@ def test_a_run_with_other_classes_is_an_error(toy, runs, tmp_path):
 
 
 def test_a_backbone_with_a_head_can_be_started_from_if_the_class_order_agrees(toy, tmp_path):
-    save_backbone(small_vit(mask_classes=2), tmp_path / "two.safetensors")
+    save_backbone(small_vit(classes=2), tmp_path / "two.safetensors")
     rows = read_rows(toy)
     vit, _ = load_backbone_with_head(config(toy, backbone=str(tmp_path / "two.safetensors")), rows)
     assert vit.head is not None
-    save_backbone(small_vit(mask_classes=1000), tmp_path / "all.safetensors")
+    save_backbone(small_vit(classes=1000), tmp_path / "all.safetensors")
     names = tuple(imagenet_classes().values())
     told = config(toy, backbone=str(tmp_path / "all.safetensors"))
-    load_backbone_with_head(told, replace(rows, mask_classes=names))
+    load_backbone_with_head(told, replace(rows, classes=names))
     with pytest.raises(UserError, match="ImageNet's classes in another order"):
-        load_backbone_with_head(told, replace(rows, mask_classes=tuple(sorted(names))))
+        load_backbone_with_head(told, replace(rows, classes=tuple(sorted(names))))
 
 
 def test_the_starting_run_may_depend_on_the_seed(toy):
@@ -334,13 +337,13 @@ def test_masks_can_be_made_unsupervised_and_only_where_needed(toy, runs, tmp_pat
 
 
 def test_validation_images_are_decoded_once_whatever_the_chunk_size(toy, monkeypatch):
-    learner = RobustViT(small_vit(mask_classes=2), lambda rows: rows, config(toy, batch=4))
+    learner = RobustViT(small_vit(classes=2), lambda rows: rows, config(toy, batch=4))
     rows, accelerator, decoded = read_rows(toy), make_accelerator("cpu"), []
     expects = replace(learner.vit.config.input, size=(32, 32))
     monkeypatch.setattr(batches, "decode", lambda *given, **more: (decoded.append(1), decode(*given, **more))[1])
     found = []
     for at_once in (1, 7, 64):
-        monkeypatch.setattr("sightline.methods.robustvit.fit_at_once", lambda *_, count=at_once: count)
+        monkeypatch.setattr("sightline.methods.robustvit.images_per_pass", lambda *_, count=at_once: count)
         exam = inference_batches(rows, rows.split_indices("val"), expects, accelerator, batch=24, workers=0, masks=True)
         found.append(learner.validate(exam, TrainContext(rows, None, accelerator, expects), "relevance"))
     assert len(decoded) == 3 * len(rows.split_indices("val"))

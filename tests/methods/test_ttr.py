@@ -30,7 +30,7 @@ def test_the_subject_is_the_cluster_with_the_lowest_text_similarity():
 
 def test_clusters_are_of_uncentred_components_smoothed_along_the_row_of_tokens(monkeypatch):
     from scipy import ndimage
-    from sklearn import cluster_tokens as sklearn_cluster
+    from sklearn import cluster as sklearn_cluster
 
     tokens = torch.tensor([[4.0, 0.0, 0.0], [4.0, 1.0, 0.0], [4.0, -1.0, 0.0], [4.0, 0.0, 0.1]])
     seen = []
@@ -107,7 +107,9 @@ def test_an_image_of_another_size_than_the_queue_is_an_error(clip):  # noqa: F81
 
 
 def test_the_queue_starts_with_the_last_validation_images(toy, tmp_path, folder):  # noqa: F811
-    run = train(Ttr(**settings(toy, tmp_path / "run", folder, general_prompt="a bird", queue=20)))  # more than there are
+    run = train(
+        Ttr(**settings(toy, tmp_path / "run", folder, general_prompt="a bird", queue=20))
+    )  # more than there are
     model = load(run)
     assert model.method.start.shape == (20, 16, 24)
     torch.testing.assert_close(model.method.start[:4], model.method.start[16:])  # 16 pictures, and round again
@@ -124,7 +126,7 @@ def test_the_queue_starts_with_the_last_validation_images(toy, tmp_path, folder)
 def test_more_clusters_than_patches_are_an_error_before_anything_is_saved(toy, tmp_path, folder):  # noqa: F811
     """Pictures of 4 × 4 patches."""
     told = settings(toy, tmp_path / "run", folder, general_prompt="a bird", queue=3)
-    with pytest.raises(UserError, match="--clusters 49: a queue of 3 pictures has 48 patches"):
+    with pytest.raises(UserError, match="--clusters 49: more than the 48 patches of a queue of 3 images"):
         train(Ttr(**told, clusters=49))
     assert not list((tmp_path / "run").glob("*.safetensors"))
     assert load(train(Ttr(**told, clusters=48))).method.clustering.clusters == 48

@@ -276,7 +276,9 @@ def test_noise_is_always_the_same_and_fits_every_size(images, masks):
     assert torch.equal(noise, two.masked_input(1 - images, keep, empty).images)
     assert torch.equal(noise[0], noise[3])
     assert noise.std() > 0.2
-    large = one.masked_input(torch.rand(1, 3, 256, 64), torch.ones(1, 32, 8, dtype=torch.bool), empty.new_zeros(1, 256, 64))
+    large = one.masked_input(
+        torch.rand(1, 3, 256, 64), torch.ones(1, 32, 8, dtype=torch.bool), empty.new_zeros(1, 256, 64)
+    )
     assert torch.equal(large.images[0, :, :32, :32], noise[0])
     assert torch.equal(large.images[0, :, 224:, :32], noise[0])
 

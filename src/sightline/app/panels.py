@@ -21,6 +21,7 @@ from ..data.drawing import grey_out_hidden, overlay_attention, tint_parts, to_pi
 from ..errors import UserError
 from ..interventions.search import OBJECTIVE_LABELS
 from ..metrics.estimates import Estimate
+from ..report.contact_sheet import data_uri, encode_image
 from ..report.gallery import fade, part_css_colour
 from .session import Effect, InputImage, ShownPrediction
 
@@ -44,9 +45,7 @@ def message(text: str, *, error: bool = False) -> str:
 
 
 def uri(image: Image.Image) -> str:
-    content = io.BytesIO()
-    image.save(content, "JPEG", quality=92)
-    return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
+    return data_uri(encode_image(image, quality=92))
 
 
 def image_uri(input_image: InputImage, most: int | None = None) -> str:

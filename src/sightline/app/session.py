@@ -276,8 +276,8 @@ class Viewer:
         try:
             batches = self._batches("train", self.command.limit)
             try:
-                told = self._with_lock(batches, calibration.set_progress)
-                calibration.sketch.set_result(calibrate(self.method, told, self.accelerator))
+                locked = self._with_lock(batches, calibration.set_progress)
+                calibration.sketch.set_result(calibrate(self.method, locked, self.accelerator))
             finally:
                 batches.close()
         except Exception as error:  # re-raised by those who wait for the result

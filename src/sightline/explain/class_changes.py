@@ -100,10 +100,7 @@ def draw_changes(by_name: Mapping[str, Sequence[ClassChange]], path: Path, title
         if len(shown) > MAX_CLASSES:
             shown = shown[: MAX_CLASSES // 2] + shown[-MAX_CLASSES // 2 :]
         values = [100 * change.gain.value for change in shown]
-        ends = [
-            [100 * (c.gain.value - c.gain.low) for c in shown],
-            [100 * (c.gain.high - c.gain.value) for c in shown],
-        ]
+        ends = [[100 * (c.gain.value - c.gain.low) for c in shown], [100 * (c.gain.high - c.gain.value) for c in shown]]
         colours = ["tab:red" if value < 0 else "tab:green" if value > 0 else "tab:grey" for value in values]
         axes.barh(range(len(shown)), values, xerr=ends, color=colours, ecolor="0.5", height=0.75)
         labels = [f"{class_names.get(c.label, c.label)} (n = {c.gain.n:,})" for c in shown]

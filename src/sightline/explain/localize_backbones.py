@@ -5,7 +5,6 @@ Every figure has its n and a 95 % interval over images, and is shown beside that
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -250,9 +249,9 @@ def localize_command(command: Localize) -> BackboneComparison:
 
 
 def save(found: BackboneComparison, folder: Path) -> None:
-    from ..console.files import as_csv, write
+    from ..console.files import as_csv, write, write_json
 
-    write(folder / "backbones.json", json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    write_json(folder / "backbones.json", found.to_dict())
     lines = found.lines()
     write(folder / "backbones.csv", as_csv(list(lines[0]), lines))
 

@@ -7,7 +7,6 @@ true masks, are the baselines.
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +98,7 @@ def shape_run(command: Shape, shapes: dict[str, np.ndarray] | None = None) -> tu
 
     `shapes` are the model's shapes by split if known from an earlier call; missing ones are added to it.
     """
-    from ..console.files import make_folder, write
+    from ..console.files import make_folder, write_json
     from ..load import evaluation_data, measure, open_model, results_folder
 
     accelerator, model = open_model(command.run, command.device, intervention=command.intervention)
@@ -122,7 +121,7 @@ def shape_run(command: Shape, shapes: dict[str, np.ndarray] | None = None) -> tu
         make_folder(path.parent)
         predictions.save_csv(path.with_suffix(".csv"))
         content = {"data": rows.name, "fingerprint": dataset.fingerprint} | found.to_dict()
-        write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write_json(path, content)
     accelerator.wait_for_everyone()
     return found, path
 

@@ -31,15 +31,7 @@ from ..vit.weights import weights_sha256
 from .estimates import bootstrap_mean
 from .localize import batches_with_masks, images_of_split, previous_results
 from .neighbours import features, knn_correct
-from .perturbation import (
-    compute_maps,
-    curves,
-    map_names,
-    per_image_columns,
-    perturb,
-    predict_classes,
-    random_maps,
-)
+from .perturbation import compute_maps, curves, map_names, per_image_columns, perturb, predict_classes, random_maps
 from .replacement_masks import with_replacement_masks
 from .sampling import sample_randomly
 from .segmentation import PER_IMAGE, segmentation_columns, segmentation_figures

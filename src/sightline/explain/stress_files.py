@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..console.files import as_csv, make_folder, write
+from ..console.files import as_csv, make_folder, write, write_json
 from ..data.drawing import image_grid
 from ..load import same_intervention
 from .segmentation import PER_IMAGE
@@ -55,7 +54,7 @@ def save(path: Path, new: NewResults, before: Mapping[str, Any], *, figures: boo
     if kept:
         combined = merge_results(results, StressResults.from_dict(before), kept)
         columns |= {name: np.array(column) for name, column in table.items() if test_of_column(name) in kept}
-    write(path, json.dumps(new.conditions | combined.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    write_json(path, new.conditions | combined.to_dict())
     order = ["", *FIELDS]
     names = sorted(columns, key=lambda name: order.index(test_of_column(name)))
     values = zip(*(columns[name] for name in names), strict=True)

@@ -6,7 +6,6 @@ authors of ImageNet-A, -R and ObjectNet count. The two are not comparable.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -106,7 +105,7 @@ def find_sets(folder: Path) -> dict[str, Path]:
 
 def run_suite(command: Suite) -> tuple[SuiteResults, Path]:
     """Evaluate a trained model on every set that is on disk; the results, and the folder they are written to."""
-    from ..console.files import make_folder, write
+    from ..console.files import make_folder, write_json
     from ..load import open_model
 
     assert command.suite is not None
@@ -133,7 +132,7 @@ def run_suite(command: Suite) -> tuple[SuiteResults, Path]:
             save_predictions(folder / f"{name}.csv", rows, best)
     found = SuiteResults(command.suite, sets, tuple(name for name in SETS if name not in folders))
     if accelerator.is_main_process:
-        write(folder / "suite.json", json.dumps(found.to_dict(), indent=1, ensure_ascii=False) + "\n")
+        write_json(folder / "suite.json", found.to_dict())
     accelerator.wait_for_everyone()
     return found, folder
 

@@ -67,14 +67,14 @@ class MatrixContext:
         """Fingerprint of the image files and their preprocessing."""
         return self.once(("files", preprocess), lambda: cache_fingerprint(self.bare, preprocess, self.every))
 
-    def pictures(self, preprocess: Preprocess) -> Cache:
+    def images(self, preprocess: Preprocess) -> Cache:
         """All images, decoded; on the GPU if they fit."""
 
         def decoded() -> Cache:
             cache = Cache.open(self.bare, preprocess, self.folder, self.every, workers=max(1, self.config.workers))
             return cache.to(self.device) if self.device.type == "cuda" else cache
 
-        return self.once(("pictures", preprocess), decoded)
+        return self.once(("images", preprocess), decoded)
 
     @torch.no_grad()
     def over(
@@ -84,7 +84,7 @@ class MatrixContext:
         cast = torch.autocast(self.device.type, torch.bfloat16, enabled=not exact and self.precision == "bf16")
         made, batch = [], self.config.batch
         batches = Batches(
-            self.bare, indices, preprocess, batch, shuffle=False, seed=0, cache=self.pictures(preprocess), masks=False
+            self.bare, indices, preprocess, batch, shuffle=False, seed=0, cache=self.images(preprocess), masks=False
         )
         with closing(batches), cast:
             for loaded in watched(batches.epoch(0), len(batches)):
@@ -92,10 +92,10 @@ class MatrixContext:
                 made.append(function(loaded.images.float() / 255, loaded.indices))
         return torch.cat(made).cpu()
 
-    def outlines(self, told: Rows, preprocess: Preprocess) -> Tensor:
+    def packed_masks(self, rows: Rows, preprocess: Preprocess) -> Tensor:
         """uint8 [rows, ⌈h·w / 8⌉]: the masks of these rows, one bit per pixel."""
         workers = self.config.workers
-        batches = Batches(told, self.every, preprocess, self.config.batch, shuffle=False, seed=0, workers=workers)
+        batches = Batches(rows, self.every, preprocess, self.config.batch, shuffle=False, seed=0, workers=workers)
         packed = []
         with closing(batches):
             for loaded in batches.epoch(0):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..config.matrix import Matrix
-from ..console.files import make_folder, write
+from ..console.files import make_folder, write, write_json
 from ..console.terminal import print_notes
 from ..data.rows import Rows, fingerprint, read_rows
 from ..errors import UserError
@@ -52,7 +52,7 @@ def fill(config: Matrix, on_cell: Callable[[Cell], None] = lambda _: None) -> Gr
     else:
         cells = fill_cells(wheres, whats, MatrixContext(config, rows, accelerator.device), on_cell)
     grid = build_grid(cells, wheres, whats, rows, config)
-    write(folder / "matrix.json", json.dumps(grid.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    write_json(folder / "matrix.json", grid.to_dict())
     if config.figures:
         grid.draw(folder)
     return grid

@@ -166,7 +166,7 @@ class ByMasks(Where):
         def found() -> Tensor:
             rows = self.with_masks(expects)
             facts = cache_fingerprint(rows, preprocess, context.every)
-            packed = context.kept("masks", facts, lambda: {"bits": context.outlines(rows, preprocess)})
+            packed = context.kept("masks", facts, lambda: {"bits": context.packed_masks(rows, preprocess)})
             return packed["bits"].to(context.device)
 
         return context.once(("masks", self.identity, preprocess), found)
@@ -263,12 +263,9 @@ class ByCrops(Where):
         return write_masks_folder(self.context, self.crop_selector(way), expects)
 
 
-def centre(spec: Spec, context: MatrixContext) -> Where:
-    return ByCrops(spec, context, "centre", seed=None)
-
-
-def random(spec: Spec, context: MatrixContext) -> Where:
-    return ByCrops(spec, context, f"random {context.config.seed}", seed=context.config.seed)
+def crops(spec: Spec, context: MatrixContext) -> Where:
+    seed = context.config.seed if spec.kind == "random" else None
+    return ByCrops(spec, context, "centre" if seed is None else f"random {seed}", seed=seed)
 
 
 class Everywhere(Where):
@@ -300,8 +297,8 @@ KINDS: dict[str, Callable[[Spec, MatrixContext], Where]] = {
     "found": saliency_masks,
     "tokencut": saliency_masks,
     "u2net": saliency_masks,
-    "centre": centre,
-    "random": random,
+    "centre": crops,
+    "random": crops,
     "everything": everything,
 }
 

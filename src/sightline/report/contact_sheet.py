@@ -21,6 +21,7 @@ GAP = 8
 RIGHT, WRONG, PLAIN = (20, 120, 50), (190, 30, 30), (60, 60, 60)
 # Viridis: perceptually uniform, from dark blue over green to yellow.
 HEAT = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+JPEG = {"quality": 88, "subsampling": 0, "optimize": True}
 Colour = tuple[int, int, int]
 
 
@@ -148,17 +149,19 @@ def page(title: str, sections: Iterable[Section]) -> str:
 
 
 def _section(one: Section) -> str:
-    figures = [
-        f'<p>{escape(caption)}</p><img alt="{escape(caption)}" src="{as_uri(image)}" loading="lazy">'
-        for caption, image in one.images.items()
-    ]
+    uris = {escape(caption): data_uri(encode_image(image, **JPEG)) for caption, image in one.images.items()}
+    figures = [f'<p>{text}</p><img alt="{text}" src="{uri}" loading="lazy">' for text, uri in uris.items()]
     return "\n".join([f"<h2>{escape(one.title)}</h2>", f"<p>{escape(one.about)}</p>", one.table, *figures])
 
 
-def as_uri(image: Image.Image) -> str:
+def encode_image(image: Image.Image, kind: str = "jpeg", **options: Any) -> bytes:
     content = io.BytesIO()
-    image.save(content, "JPEG", quality=88, subsampling=0, optimize=True)
-    return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
+    image.save(content, kind.upper(), **options)
+    return content.getvalue()
+
+
+def data_uri(content: bytes, kind: str = "jpeg") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def table_of_trials(measured: Mapping[str, Any], what: str, most: int) -> str:

@@ -5,8 +5,6 @@ Images are drawn at random within groups, so that no gallery is hand-picked.
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from colorsys import hsv_to_rgb
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from ..explain.sampling import sample_balanced
 from ..interventions.file import Intervention
 from ..metrics.predictions import NO_CLASS
 from .case import ReportContext, hides_something
+from .contact_sheet import data_uri, encode_image
 from .survey import SurveyResults, part_of_pixels
 
 SIDE = 160  # of a thumbnail in pixels
@@ -283,8 +282,7 @@ def jpeg_uri(pixels: Tensor) -> str:
     """An image [3, h, w] as a data URI, at the highest quality that fits MAX_BYTES."""
     image = to_pil_images(pixels[None])[0]
     for quality in (82, 70, 55, 40, 25):
-        content = io.BytesIO()
-        image.save(content, "JPEG", quality=quality, optimize=True)
-        if content.tell() <= MAX_BYTES:
+        content = encode_image(image, quality=quality, optimize=True)
+        if len(content) <= MAX_BYTES:
             break
-    return "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
+    return data_uri(content)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from ..data.drawing import draw_sight, grey_out_hidden, to_pil_images
 from ..sight import Prediction, Sight
+from .contact_sheet import data_uri, encode_image
 
 if TYPE_CHECKING:
     from ..load import Model
@@ -32,7 +31,7 @@ class ImageSight(Sight):
         return draw_sight(self, self.images if images is None else images)
 
     def _repr_png_(self) -> bytes:
-        return png(self.show())
+        return encode_image(self.show(), "png")
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,11 @@ def box_html(content: str) -> str:
 def images_html(one: ImagePredictions) -> str:
     assert one.sight.images is not None
     seen = grey_out_hidden(one.sight.images, one.sight)
-    pages = [("image", one.sight.images), ("sight", seen)]
-    return "".join(
-        f'<img alt="{name}" title="{name}" width="140" src="{png_uri(to_pil_images(page)[0])}">' for name, page in pages
-    )
+    pages = {
+        name: data_uri(encode_image(to_pil_images(page)[0], "png"), "png")
+        for name, page in (("image", one.sight.images), ("sight", seen))
+    }
+    return "".join(f'<img alt="{name}" title="{name}" width="140" src="{uri}">' for name, page in pages)
 
 
 def probabilities_html(one: ImagePredictions) -> str:
@@ -129,13 +129,3 @@ def model_summary_html(model: Model) -> str:
     caption = f"{escape(split)} data" + ", as trained" * as_trained
     table = f"<table><caption>{caption}</caption>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
     return f"{about}<p>{'As trained: ' * as_trained}{escape(metrics.headline())}</p>{table}"
-
-
-def png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def png_uri(image: Image.Image) -> str:
-    return "data:image/png;base64," + base64.b64encode(png(image)).decode("ascii")
