@@ -109,7 +109,7 @@ def layers_of(graph: Graph) -> list[list[str]]:
 
     for node in sorted(graph):
         climb(node)
-    return [sorted(node for node, level in height.items() if level == layer) for layer in range(max(height.values()) + 1)]
+    return [sorted(node for node in height if height[node] == level) for level in range(max(height.values()) + 1)]
 
 
 def draw(graph: Graph) -> str:

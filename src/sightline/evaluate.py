@@ -150,7 +150,7 @@ def show_metrics(folder: Path, split: str) -> None:
     if about["own"] and content.get("selected_by") is not None and shown == content["selected_on"]:
         notes.append("the checkpoint was selected on these images: expect lower accuracy on new ones")
     print_notes(console, (*notes, *about["notes"], *metrics.warnings))
-    console.print(f"[bold]{escape(metrics.headline())}[/]. {selection_sentence(content)}", soft_wrap=True)
+    console.print(f"[bold]{escape(metrics.headline())}[/] {selection_sentence(content)}", soft_wrap=True)
     if shown in content.get("cost", {}):
         console.print(Cost(**content["cost"][shown]).sentence, soft_wrap=True)
 

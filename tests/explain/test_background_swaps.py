@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from sightline.data.rows import read_rows
+from sightline.data.sampling import interleave_groups
 from sightline.errors import UserError
 from sightline.explain.background_swaps import (
     MaskedImages,
@@ -15,7 +16,6 @@ from sightline.explain.background_swaps import (
     swap_backgrounds,
 )
 from sightline.explain.estimates import accuracy_difference
-from sightline.explain.sampling import interleave_groups
 from sightline.sight import Method, Prediction, Sight
 from sightline.training.distributed import make_accelerator
 from sightline.vit.model import Input

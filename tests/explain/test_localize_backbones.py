@@ -22,8 +22,8 @@ from sightline.explain.localize_backbones import (
     map_figures,
 )
 from sightline.explain.plots import family
-from sightline.explain.sampling import sample_evenly
 from sightline.metrics.attention import attention_columns
+from sightline.metrics.inference import sample_evenly
 from sightline.training.distributed import make_accelerator
 from sightline.where.attention import attention_maps_and_shares, cls_attention_map
 

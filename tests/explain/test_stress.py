@@ -1,4 +1,4 @@
-"""Tests of explanations: pixels that turn black, pixels that are enough, neighbours, and maps held against masks."""
+"""Tests of explanations: perturbation curves, sufficient input subsets, nearest neighbours, and segmentation."""
 
 import csv
 import json

@@ -102,7 +102,7 @@ def test_the_transformed_images_are_as_published(stage1, expected):
 
 def test_parts_are_decorrelated_by_default(stage1, stage2, inputs, draws, expected):
     all_grids_alike = Shaping(total_variation_grid=0)
-    how = PartSettings.of(Ifam(Path("data"), share_noise=False, shaping=all_grids_alike))
+    how = PartSettings.of(Ifam(Path("data"), selector="learned", share_noise=False, shaping=all_grids_alike))
     ours = IFam(stage1, MaskedViT(stage2), how).losses(inputs["inputs.images"], inputs["inputs.targets"], draws)
     torch.testing.assert_close(ours["orthogonality"], expected["loss.orthogonality_parts"], **LOSS)
     total = torch.stack(list(ours.values())).sum()

@@ -13,9 +13,9 @@ import tyro
 
 from sightline.cli import parse
 from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
+from sightline.data.sampling import sample_balanced
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
-from sightline.explain.sampling import sample_balanced
 from sightline.interventions.apply import apply_intervention
 from sightline.interventions.file import Intervention
 from sightline.load import load_as_trained as load

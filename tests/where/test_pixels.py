@@ -132,7 +132,7 @@ def test_a_straight_edge_is_found_to_the_pixel():
     image = torch.zeros(1, 3, 64, 64)
     image[..., 27:] = torch.tensor([0.8, 0.3, 0.1])[:, None, None]
     halves = torch.tensor([0.0, 0.0, 1.0, 1.0]).expand(1, 4, 4)  # the border of patches is at 32
-    kept = pixel_foreground_probability(halves, image, PixelSettings())[0] >= 0.5
+    kept = pixel_foreground_probability(halves, image, PixelSettings(guide_radius=16))[0] >= 0.5
     first = kept.float().argmax(dim=1)
     assert kept.any(dim=1).all()
     assert (first - 27).abs().max() <= 1

@@ -25,14 +25,14 @@ from torch import Tensor
 
 from ..config import Evaluate
 from ..data.images import Preprocess, ResizeCrop, decode, read_image
+from ..data.sampling import interleave_groups
 from ..errors import UserError
-from ..explain.sampling import interleave_groups, sample_evenly
 from ..interventions.apply import CachedLook, calibrate, calibration_facts, load_intervention, save_intervention
 from ..interventions.file import FILE, DistanceSketch, Intervention
 from ..interventions.search import accuracy_differences, gain_estimate, resolve_objective
 from ..load import evaluation_data, match_classes, open_model
 from ..metrics.groups import evaluate
-from ..metrics.inference import inference_batches
+from ..metrics.inference import inference_batches, sample_evenly
 from ..sight import Prediction, Sight
 from .lock import FairLock, LockedBatches, Progress
 

@@ -8,8 +8,8 @@ from typing import Any, get_type_hints
 
 from tyro.conf import Positional, Suppress
 
-POSITIONAL = Positional[int].__metadata__[0]  # ty: ignore[unresolved-attribute]
-SUPPRESSED = Suppress[int].__metadata__[0]  # ty: ignore[unresolved-attribute]
+POSITIONAL = Positional[int].__metadata__[0]
+SUPPRESSED = Suppress[int].__metadata__[0]
 
 
 def flag_names(kind: Any, prefix: str = "--") -> Iterator[str]:

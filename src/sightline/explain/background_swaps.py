@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..data.rows import Rows, attribute_of
+from ..data.sampling import interleave_groups
 from ..errors import UserError
 from ..metrics.estimates import Estimate
 from ..metrics.inference import inference_batches, predictions_from_logits, sight_for, sight_for_prediction
@@ -28,7 +29,6 @@ from ..metrics.predictions import Predictions
 from ..sight import Method
 from ..vit.model import Input
 from .estimates import accuracy_difference, proportion
-from .sampling import interleave_groups
 
 MAX_IMAGES = 2000  # held in memory; the interval is then about ± 2 points
 EXAMPLES = 3

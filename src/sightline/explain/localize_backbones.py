@@ -23,7 +23,7 @@ from ..data.rows import SPLITS, Rows, fingerprint, read_rows
 from ..errors import UserError
 from ..metrics.attention import attention_columns, concentration_columns, value_and_count
 from ..metrics.estimates import Estimate
-from ..metrics.inference import inference_batches
+from ..metrics.inference import inference_batches, sample_evenly
 from ..metrics.localization import RESAMPLES, bootstrap_metrics, gather_in_order, select_annotated
 from ..metrics.overlap import Columns
 from ..sight import Sight, cell_share, inside_boxes
@@ -40,7 +40,6 @@ from .attention_tables import (
     BackboneComparison,
     Truth,
 )
-from .sampling import sample_evenly
 
 if TYPE_CHECKING:
     from PIL import Image

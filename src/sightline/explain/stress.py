@@ -22,6 +22,7 @@ from ..console.terminal import counted, print_notes
 from ..data.batches import Batch
 from ..data.drawing import grey_out_hidden
 from ..data.rows import Rows
+from ..data.sampling import sample_randomly
 from ..errors import UserError
 from ..load import Model, evaluation_data, match_classes, open_model, results_folder
 from ..metrics.estimates import Estimate
@@ -33,7 +34,6 @@ from .localize import batches_with_masks, images_of_split, previous_results
 from .neighbours import features, knn_correct
 from .perturbation import compute_maps, curves, map_names, per_image_columns, perturb, predict_classes, random_maps
 from .replacement_masks import with_replacement_masks
-from .sampling import sample_randomly
 from .segmentation import PER_IMAGE, segmentation_columns, segmentation_figures
 from .stress_files import NewResults, save
 from .stress_results import StressResults

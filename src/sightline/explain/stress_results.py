@@ -92,7 +92,8 @@ class StressResults:
                 ("sufficient subset for the predicted label: found", subsets.own_reached),
                 ("  share of pixels", subsets.own_size),
             ]
-        rows += [(f"nearest neighbours, {name}: accuracy", one) for name, one in self.neighbours.items()]
+        names = {name: name.replace("pictures", "images") for name in self.neighbours}  # keys of stored files
+        rows += [(f"nearest neighbours, {names[key]}: accuracy", one) for key, one in self.neighbours.items()]
         return [(label, one) for label, one in rows if one is not None]
 
 

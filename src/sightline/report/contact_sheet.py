@@ -21,7 +21,7 @@ GAP = 8
 RIGHT, WRONG, PLAIN = (20, 120, 50), (190, 30, 30), (60, 60, 60)
 # Viridis: perceptually uniform, from dark blue over green to yellow.
 HEAT = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
-JPEG = {"quality": 88, "subsampling": 0, "optimize": True}
+JPEG: dict[str, Any] = {"quality": 88, "subsampling": 0, "optimize": True}
 Colour = tuple[int, int, int]
 
 

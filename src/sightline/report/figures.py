@@ -18,14 +18,14 @@ from torch import Tensor
 from ..config import Evaluate, Strips
 from ..data.images import Preprocess, decode
 from ..data.rows import Rows
+from ..data.sampling import sample_balanced
 from ..errors import UserError
 from ..explain.background_swaps import MaskedImages, background_kinds, choose_partners
 from ..explain.localize import images_of_split
-from ..explain.sampling import sample_balanced, sample_evenly
 from ..interventions.apply import load_search
 from ..interventions.file import DistanceSketch, Intervention
 from ..methods.base import PartMethod
-from ..metrics.inference import inference_batches
+from ..metrics.inference import inference_batches, sample_evenly
 from ..sight import Prediction, Sight, cell_share
 from .contact_sheet import RIGHT, WRONG, Colour, Note, SheetRow, centre_of_mass, draw_cross, heat_map
 from .gallery import LINE, draw_outline, part_colour, thumbnail_views, tint_view

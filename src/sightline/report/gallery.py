@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.drawing import to_pil_images
+from ..data.sampling import sample_balanced
 from ..explain.background_swaps import CONDITIONS, EXAMPLES
-from ..explain.sampling import sample_balanced
 from ..interventions.file import Intervention
 from ..metrics.predictions import NO_CLASS
 from .case import ReportContext, hides_something

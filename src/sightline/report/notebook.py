@@ -91,7 +91,7 @@ def images_html(one: ImagePredictions) -> str:
         name: data_uri(encode_image(to_pil_images(page)[0], "png"), "png")
         for name, page in (("image", one.sight.images), ("sight", seen))
     }
-    return "".join(f'<img alt="{name}" title="{name}" width="140" src="{uri}">' for name, page in pages)
+    return "".join(f'<img alt="{name}" title="{name}" width="140" src="{uri}">' for name, uri in pages.items())
 
 
 def probabilities_html(one: ImagePredictions) -> str:

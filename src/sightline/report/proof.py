@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.images import Preprocess, decode
-from ..explain.sampling import sample_evenly
-from ..metrics.inference import sight_for
+from ..metrics.inference import sample_evenly, sight_for
 from ..sight import Sight
 from ..verify.leaks import Leak, find_leak
 from ..verify.verify import Certificate, verify

@@ -10,14 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..explain.estimates import accuracy_difference, proportion
-from ..explain.sampling import sample_evenly
 from ..interventions.apply import CachedLook, calibrate
 from ..interventions.file import Intervention
 from ..interventions.search import accuracy_differences, gain_estimate, next_interventions, resolve_objective
 from ..methods.base import PartDetections
 from ..metrics.estimates import Estimate
 from ..metrics.groups import score
-from ..metrics.inference import map_batches, predictions_from_logits, sight_for
+from ..metrics.inference import map_batches, predictions_from_logits, sample_evenly, sight_for
 from ..metrics.predictions import Predictions
 from ..sight import Sight
 from .case import ReportContext

@@ -112,10 +112,10 @@ def otsu(values: Tensor, weights: Tensor) -> float:
 
 def align_with_edges(mask: Tensor, images: Tensor) -> Tensor:
     """[N, H, W]: the fraction of each patch inside the mask once the mask follows the edges of the image."""
-    aligned = []
+    (H, W), aligned = mask.shape[1:], []
     for patches, image in zip(mask.split(CHUNK), images.split(CHUNK), strict=True):
         pixels = pixel_foreground_probability(patches, image, PixelSettings()) >= 0.5
-        aligned.append(F.adaptive_avg_pool2d(pixels[:, None].float(), mask.shape[1:])[:, 0])
+        aligned.append(F.adaptive_avg_pool2d(pixels[:, None].float(), (H, W))[:, 0])
     return torch.cat(aligned)
 
 

@@ -1,13 +1,8 @@
-"""Which images are measured or shown: at most so many, spread evenly, at random, or balanced over groups."""
+"""Which images are measured or shown: drawn at random, or balanced over groups."""
 
 from __future__ import annotations
 
 import numpy as np
-
-
-def sample_evenly(indices: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` indices at even distances: rows are often sorted by class."""
-    return indices[np.linspace(0, len(indices) - 1, min(count, len(indices))).round().astype(np.int64)]
 
 
 def sample_randomly(indices: np.ndarray, count: int, seed: int) -> np.ndarray:
