@@ -288,11 +288,10 @@ def test_the_demo_deletes_no_folder_that_it_did_not_make(tmp_path):
 
 @pytest.mark.slow
 def test_the_demo_shows_its_claims(tmp_path, monkeypatch):
-    """On fewer and smaller images, with a shorter training of the parts, than a user sees it."""
-    drawn = {"train": 800, "val": 100, "test": 400, "size": 64}
-    monkeypatch.setattr(demo, "SIDE", drawn["size"])
-    monkeypatch.setattr(demo, "PARTS", demo.PARTS | {"epochs": 4, "selector_size": drawn["size"]})
-    monkeypatch.setattr(demo, "write_toy", lambda folder, **settings: write_toy(folder, **settings | drawn))
+    """With fewer validation and test images, and fewer epochs of iFAM, than a user sees."""
+    fewer = {"val": 100, "test": 400}
+    monkeypatch.setattr(demo, "PARTS", demo.PARTS | {"epochs": 4})
+    monkeypatch.setattr(demo, "write_toy", lambda folder, **settings: write_toy(folder, **settings | fewer))
     out = sightline("demo", "--out", tmp_path / "demo")[0]
     assert "Worst-group accuracy: " in out
     for method in ("probe", "erm"):

@@ -29,7 +29,7 @@ CROPS = {"crop_size": ("0.3",), "crop_count": (2,), "heads": ("0",)}
 PARTS = {
     "parts": 6, "epochs": 7, "batch": 64, "lr": 3e-4, "head_lr_factor": 10.0, "prototype_lr_factor": 10.0,
     "classify_parts": 0.0, "tune_selector": "none", "selector_size": SIDE, "refine": False, "zoom": False, "ema": None,
-    "balance": "none",
+    "balance": "none", "selector": "learned", "guide_radius": 16,
 }  # fmt: skip
 MARKER = "made-by-the-demo.txt"
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..training.run_folder import Run
 
 CLUSTERED_IMAGES = 256  # training images whose patch tokens are clustered
+PLAUSIBLE_COVERAGE = 0.02, 0.8  # fraction of the image that objects cover; outside of it the user is warned
 
 # ---- backbones -------------------------------------------------------------------------------------------------------
 
@@ -272,9 +273,12 @@ class PartMethod(Trainable, Method):
         where.start_from(start)
         if context.accelerator.is_main_process:
             context.run.note(foreground={"coverage": start.coverage, "border_ratio": start.border_ratio})
-            print(
-                f"Stage 1 by clustering: the foreground covers {start.coverage:.0%} of {len(images)} training images."
-            )
+            print(f"Stage 1 by clustering: the foreground covers {start.coverage:.0%} of {len(images)} training images")
+            if not PLAUSIBLE_COVERAGE[0] <= start.coverage <= PLAUSIBLE_COVERAGE[1]:
+                print(
+                    "note: that is hardly an object, so the selector has probably failed; try --selector learned, "
+                    "another --selector-size, or early-mask with masks that are given or made by U2-Net"
+                )
 
     def draw(self, batch: TrainBatch) -> RandomDraws:
         where, images, (h, w) = self.where, batch.images, batch.images.shape[2:]
