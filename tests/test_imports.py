@@ -27,7 +27,9 @@ ALLOWED = {
     "matrix": "errors sight config console data explain methods metrics training vit what where",
     "report": "errors sight config console data explain interventions methods metrics training verify vit where",
     "app": "errors sight config console data interventions methods metrics report training vit where",
-    "export": "errors sight config console data datasets interventions methods metrics report training verify vit what where",
+    "export": (
+        "errors sight config console data datasets interventions methods metrics report training verify vit what where"
+    ),
 }
 
 
