@@ -26,7 +26,7 @@ from .methods import (
     Shaping,
 )
 from .relevance import Gradmask, Masktune, Robustvit, Rrr
-from .reweighing import Cvar, Groupdro, Jtt, Lff
+from .reweighing import Coral, Cvar, George, Groupdro, Irm, Jtt, Lff
 from .stressing import Stress, Suite
 from .strips import Strips
 from .training import Loop, Train
@@ -34,8 +34,9 @@ from .zeroshot import A2Zs, Ttr, Zs
 
 __all__ = [
     "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "Aim", "App", "Audit", "Backbones", "Build",
-    "CentreCrop", "Check", "Compare", "Convert", "Cvar", "Data", "Demo", "Dfr", "EarlyMask", "Ep", "Erm", "Evaluate",
-    "Export", "Gradmask", "Groupdro", "Ifam", "Import", "Intervene", "Jtt", "LateMask", "Lff", "Localize", "Loop",
-    "Masktune", "Matrix", "Pdiscoformer", "Predict", "Pretrain", "Probe", "Push", "RandomCrop", "Robustvit", "Rrr",
-    "Shape", "Shaping", "Stress", "Strips", "Suite", "Toy", "Train", "Ttr", "Verify", "Zs",
+    "CentreCrop", "Check", "Compare", "Convert", "Coral", "Cvar", "Data", "Demo", "Dfr", "EarlyMask", "Ep", "Erm",
+    "Evaluate", "Export", "George", "Gradmask", "Groupdro", "Ifam", "Import", "Intervene", "Irm", "Jtt",
+    "LateMask", "Lff", "Localize", "Loop", "Masktune", "Matrix", "Pdiscoformer", "Predict", "Pretrain", "Probe",
+    "Push", "RandomCrop", "Robustvit", "Rrr", "Shape", "Shaping", "Stress", "Strips", "Suite", "Toy", "Train",
+    "Ttr", "Verify", "Zs",
 ]  # fmt: skip

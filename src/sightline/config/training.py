@@ -51,6 +51,7 @@ class Train:
     method: ClassVar[str] = ""
     needs_groups: ClassVar[bool] = False
     weighs_batches: ClassVar[bool] = False  # the loss weights of an image depend on the rest of its batch
+    finds_groups: ClassVar[bool] = False  # the groups of training are found by the method, not given
 
     @property
     def selects(self) -> str | None:

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import Erm, Train
-from ..config.reweighing import Cvar, Groupdro, Jtt, Lff
+from ..config.reweighing import Cvar, George, Groupdro, Jtt, Lff
 from ..errors import UserError
 from ..metrics.inference import predict_batches
+from ..metrics.predictions import Predictions
 from ..training.batches import split_batches
 from ..training.checkpoint import load_tensors, with_prefix
 from ..training.distributed import process_count
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 
 def gather_batch(batch: TrainBatch, *values: Tensor) -> tuple[Tensor | slice, list[Tensor]]:
-    """Values [b] of this process's images, gathered from all processes in the batch's order; and the indices of this
-    process's images among them."""
+    """Values [b, ...] of this process's images, gathered from all processes in the batch's order; and the indices of
+    this process's images among them, which alone carry a gradient."""
     if process_count() == 1:
         return slice(None), list(values)
     positions = batch.info.positions.to(values[0].device)
@@ -44,10 +45,10 @@ def gather_batch(batch: TrainBatch, *values: Tensor) -> tuple[Tensor | slice, li
     dist.all_reduce(ends, dist.ReduceOp.MAX)
     ours, count, gathered = positions + ends[0], int(ends.sum()) + 1, []
     for value in values:
-        everywhere = value.new_zeros(count)
-        everywhere[ours] = value
+        everywhere = value.new_zeros(count, *value.shape[1:])
+        everywhere[ours] = value.detach()
         dist.all_reduce(everywhere)
-        gathered.append(everywhere)
+        gathered.append(everywhere.index_copy(0, ours, value))
     return ours, gathered
 
 
@@ -210,20 +211,15 @@ class JttClassifier(Classifier):
         self.config, self.misclassified = config, np.zeros(0, dtype=np.int64)
 
     def prepare(self, context: TrainContext, train: Callable[[Train], Path]) -> None:
-        """Train the first classifier in a folder inside this run's; an interrupted training is resumed."""
-        folder = context.run.folder / "first"
-        if not (folder / "metrics.json").exists():
-            settings: dict[str, Any] = {field.name: getattr(self.config, field.name) for field in fields(Erm)}
-            settings.update(out=folder, epochs=self.config.first_epochs, resume=True, patience=None)
-            train(Erm(**settings))
-        first, rows = read_run(folder), context.rows
-        self.misclassified = misclassified_images(first, self.config, context)
+        first, rows = train_first(self.config, context, train), context.rows
+        wrong = ~predictions_of_first(first, self.config, context).correct
+        self.misclassified = rows.split_indices("train")[wrong]
         if context.accelerator.is_main_process:
             by_group = None
             if rows.groups is not None:
                 counts = np.bincount(rows.groups[self.misclassified], minlength=len(rows.group_names)).tolist()
                 by_group = dict(zip(rows.group_names, counts, strict=True))
-            facts = {"run": folder.name, "failed": len(self.misclassified), "failed_by_group": by_group}
+            facts = {"run": first.folder.name, "failed": len(self.misclassified), "failed_by_group": by_group}
             context.run.note(first=facts)
 
     def train_indices(self, rows: Rows) -> np.ndarray:
@@ -239,16 +235,31 @@ def make_jtt(config: Jtt, rows: Rows, run: Run, accelerator: Accelerator) -> tup
     return JttClassifier(vit, config), expects
 
 
-def misclassified_images(first: Run, config: Jtt, context: TrainContext) -> np.ndarray:
-    """The training images that the first classifier misclassifies, with its last weights."""
+def train_first(config: Jtt | George, context: TrainContext, train: Callable[[Train], Path]) -> Run:
+    """The first classifier, trained in a folder inside this run's; an interrupted training is resumed."""
+    folder = context.run.folder / "first"
+    if not (folder / "metrics.json").exists():
+        settings: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(Erm)}
+        balance = "none" if config.finds_groups else config.balance
+        settings.update(out=folder, epochs=config.first_epochs, resume=True, patience=None, balance=balance)
+        train(Erm(**settings))
+    return read_run(folder)
+
+
+def load_first(first: Run, context: TrainContext) -> Classifier:
+    """With its last weights."""
     model = Classifier(ViT(vit_config_of(first)))
     model.load_state_dict(with_prefix("model.", load_tensors(first.last)[0]))
-    model.to(context.accelerator.device).eval()
+    return model.to(context.accelerator.device).eval()
+
+
+def predictions_of_first(first: Run, config: Train, context: TrainContext) -> Predictions:
+    """Of the training images."""
     with closing(split_batches(context, "train", config)) as batches:
-        predictions = predict_batches(model, context.rows, batches, context.accelerator)
+        predictions = predict_batches(load_first(first, context), context.rows, batches, context.accelerator)
     if context.accelerator.is_main_process:
         predictions.save_csv(first.folder / "predictions" / "train.csv")
-    return context.rows.split_indices("train")[~predictions.correct]
+    return predictions
 
 
 build_jtt: Any = build_erm

@@ -39,7 +39,7 @@ def training_batches(context: TrainContext, config: Loop, model: Trainable) -> B
     rows, accelerator = context.rows, context.accelerator
     indices = model.train_indices(rows)
     preprocess, _ = training_view(config.augment, context.expects)
-    codes = {"classes": rows.labels, "groups": rows.groups}.get(config.balance)
+    codes = {"classes": rows.labels, "groups": model.train_groups(rows)}.get(config.balance)
     weights = None if codes is None else balanced_weights(codes, indices)
     return Batches(
         rows, indices, preprocess, min(config.batch, len(indices)), shuffle=True, seed=config.seed,

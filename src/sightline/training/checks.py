@@ -66,7 +66,10 @@ def loop_problems(config: Loop, rows: Rows, no_groups: str) -> list[tuple[bool, 
             config.patience is not None and config.patience < 1,
             f"--patience {config.patience}: must be at least 1; leave it out to train to the end",
         ),
-        (config.balance == "groups" and rows.groups is None, f"--balance groups: {no_groups}"),
+        (
+            config.balance == "groups" and rows.groups is None and not config.finds_groups,
+            f"--balance groups: {no_groups}",
+        ),
     ]
 
 

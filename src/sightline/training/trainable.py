@@ -109,6 +109,10 @@ class Trainable(nn.Module):
         """The rows of an epoch; a repeated row is seen repeatedly."""
         return rows.split_indices("train")
 
+    def train_groups(self, rows: Rows) -> np.ndarray | None:
+        """int64 [n]: the groups from which `--balance groups` draws equally often."""
+        return rows.groups
+
     def make_train_batch(self, batch: Batch, augment: Augment, info: StepInfo) -> TrainBatch:
         """Augment a batch. Every position of the epoch gets its own view, also of an image that is drawn twice."""
         annotated = AnnotatedImages(batch.images, batch.masks)

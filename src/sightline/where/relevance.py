@@ -186,8 +186,8 @@ def _vit_and_reader(method: object) -> tuple[ViT, ReadLogits]:
     if vit is None or vit.head is None:
         raise UserError(
             f"{type(method).__name__}: has no relevance map, because it does not predict from the CLS token of a ViT "
-            "that sees everything; "
-            "erm, groupdro, jtt, cvar, lff, probe, dfr, zs, robustvit, rrr, gradmask and masktune do"
+            "that sees everything; erm, groupdro, jtt, cvar, lff, irm, coral, george, probe, dfr, zs, "
+            "robustvit, rrr, gradmask and masktune do"
         )
     logits_of = getattr(method, "logits_of", None)  # CLIP compares its CLS token with text embeddings
     return vit, vit_logits if logits_of is None else lambda out: logits_of(out.cls)
