@@ -17,7 +17,11 @@ from .data.drawing import draw_sight
 from .errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from PIL.Image import Image
+
+    from .vit.model import ViT, ViTOutput
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,11 @@ class Method(nn.Module):
     def with_masks(self, rows: Any) -> Any:
         """The rows of a dataset with the masks that this method uses; by default unchanged."""
         return rows
+
+    def relevance_source(self) -> tuple[ViT, Callable[[ViTOutput], Tensor]] | None:
+        """What relevance maps explain: the ViT whose CLS token alone the method predicts from, and how class logits
+        [B, C] follow from its output. None if it hides anything, or predicts in another way."""
+        return None
 
 
 def cells_to_pixels(cells: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -33,7 +33,7 @@ from ..interventions.search import accuracy_differences, gain_estimate, resolve_
 from ..load import evaluation_data, match_classes, open_model
 from ..metrics.groups import evaluate
 from ..metrics.inference import inference_batches, sample_evenly
-from ..sight import Prediction, Sight
+from ..sight import Method, Prediction, Sight
 from .lock import FairLock, LockedBatches, Progress
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ def _effect(ours: Predictions, plain: Predictions | None) -> Effect:
     )
 
 
-def relevance(method: object, images: Tensor) -> dict[str, Tensor]:
+def relevance(method: Method, images: Tensor) -> dict[str, Tensor]:
     """The relevance map of a prediction that uses the whole image."""
     from ..where.relevance import MAPS, has_relevance_map
 

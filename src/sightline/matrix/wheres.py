@@ -27,7 +27,7 @@ from ..vit.weights import HEAD_PREFIXES, load_backbone, weights_sha256
 from ..where.crops import CropSight
 from ..where.mask_files import saliency_fingerprint, write_masks
 from ..where.relevance import RelevanceSight
-from ..where.saliency import Found, TokenCut
+from ..where.saliency import Found, TokenCut, U2Net
 from .bench import MatrixContext, short_hash
 from .ways import (
     Sees,
@@ -137,9 +137,7 @@ def attention(spec: Spec, context: MatrixContext) -> Where:
 def relevance(spec: Spec, context: MatrixContext) -> Where:
     """Relevance of the prediction of a run that sees everything."""
     model = load_as_trained(spec.of)
-    return by_map(
-        spec, context, RelevanceSight(cast(nn.Module, model.method)), other_data_note("it was", model, context)
-    )
+    return by_map(spec, context, RelevanceSight(model.method), other_data_note("it was", model, context))
 
 
 def by_map(spec: Spec, context: MatrixContext, look: nn.Module, note: str = "") -> ByMap:
@@ -208,8 +206,8 @@ def masks_fingerprint(rows: Rows) -> str:
 def saliency_masks(spec: Spec, context: MatrixContext) -> Where:
     """Masks created by a saliency method."""
     look = saliency(str(spec), context.config.seed)
-    assert isinstance(look, nn.Module)
-    identity = getattr(look, "sha256", None) or module_fingerprint(look)
+    assert look is not None, "the kinds of masks that are computed"
+    identity = look.sha256 if isinstance(look, U2Net) else module_fingerprint(look)
     own = look.vit.config.input if isinstance(look, (Found, TokenCut)) else None  # the input size it was made for
     return ByMasks(
         spec, context, identity, count_parameters(look) or None,

@@ -12,6 +12,7 @@ from ..sight import Method, Prediction, Sight
 from ..training.trainable import ParameterGroup, Trainable, TrainBatch
 from ..vit.model import Input, ViT, ViTConfig
 from ..where.attention import cls_attention_map
+from ..where.relevance import ReadLogits, vit_logits
 from .base import backbone_groups, open_and_record
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ class Classifier(Trainable, Method):
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return {"attention": cls_attention_map(self.vit, images)}
+
+    def relevance_source(self) -> tuple[ViT, ReadLogits]:
+        return self.vit, vit_logits
 
     def forward(self, batch: TrainBatch) -> dict[str, Tensor]:
         return {"loss": self.classification_loss(self.vit(batch.images).logits, batch.labels)}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,12 @@ from ..errors import UserError
 from ..sight import Look, Method, Prediction, Sight
 from ..training.trainable import ParameterGroup, Trainable, TrainBatch
 from ..vit.model import Input, ViT, ViTConfig
-from ..vit.weights import load_backbone, weights_sha256
+from ..vit.weights import load_backbone
 from ..what.masked import MaskedViT
 from ..what.pool import LateMaskedViT
 from ..what.zoom import Zoom
 from ..where.mask_files import write_masks
-from ..where.saliency import Found, TokenCut, U2Net
+from ..where.saliency import Found, Saliency, TokenCut, U2Net, selector_sha256
 from .base import backbone_groups, copy_vit, open_backbone, record_backbone
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class MaskSource:
     it."""
 
     add_masks: AddMasks | None
-    where: Look | None
+    where: Saliency | None
 
-    def selector_on(self, device: torch.device) -> Look | None:
+    def selector_on(self, device: torch.device) -> Saliency | None:
         """The saliency method that makes the masks, moved to this device."""
-        return self.where.to(device) if isinstance(self.where, nn.Module) else self.where
+        return None if self.where is None else self.where.to(device)
 
     def __deepcopy__(self, _: dict) -> MaskSource:
         return self
@@ -85,7 +85,7 @@ class GivenMask(Trainable, Method):
         what: MaskedViT | LateMaskedViT,
         settings: MaskSettings,
         add_masks: AddMasks | None,
-        where: Look | None,
+        where: Saliency | None,
     ):
         super().__init__()
         self.what, self.settings, self.source = what, settings, MaskSource(add_masks, where)
@@ -191,7 +191,7 @@ def absolute_mask_source(masks: str) -> str:
     return ":".join(filter(None, [kind, str(Path(path).resolve())]))
 
 
-def saliency(masks: str, seed: int = 0) -> Look | None:
+def saliency(masks: str, seed: int = 0) -> Saliency | None:
     """The saliency method that makes these masks, or None for masks that exist already."""
     kind, weights = split_mask_source(masks)
     if not kind:
@@ -201,9 +201,9 @@ def saliency(masks: str, seed: int = 0) -> Look | None:
     return {"found": Found, "tokencut": TokenCut}[kind](load_backbone(weights, seed=seed))
 
 
-def check_saliency_weights(where: Look, facts: dict[str, Any]) -> str:
+def check_saliency_weights(where: Saliency, facts: dict[str, Any]) -> str:
     """The fingerprint of its weights, which are not in the run folder and must not have changed since training."""
-    found = getattr(where, "sha256", None) or weights_sha256(cast(nn.Module, where))
+    found = selector_sha256(where)
     before = facts.get("saliency_sha256", found)
     if found != before:
         weights = split_mask_source(facts["masks"])[1]

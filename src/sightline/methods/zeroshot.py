@@ -21,6 +21,7 @@ from ..what.features import cached_features
 from ..what.zeroshot import Clip, ZeroShot, clip_class_names, open_clip
 from ..where.attention import cls_attention_map
 from ..where.crops import vit_input_size
+from ..where.relevance import ReadLogits
 from .a2 import CropPlan, check_crops_fit, check_layer, parse_crop_sizes, parse_heads
 from .base import record_backbone, record_selector, recorded_selector, resized_input
 from .pair import Pair
@@ -70,6 +71,9 @@ class WholeZeroShot(ZeroShot, Method):
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return {"attention": cls_attention_map(self.vit, images)}
+
+    def relevance_source(self) -> tuple[ViT, ReadLogits]:
+        return self.vit, lambda out: self.logits_of(out.cls)
 
 
 def make_zs(config: Zs, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:

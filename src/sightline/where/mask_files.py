@@ -76,8 +76,8 @@ def write_masks(
 
 def check_patches_divide(where: nn.Module, preprocess: Preprocess) -> None:
     """Images have the size of the model that the masks are for; the selector's patches must divide it."""
-    vit, (h, w) = getattr(where, "vit", None), preprocess.size
-    if not isinstance(vit, ViT):
+    vit, (h, w) = next((part for part in where.children() if isinstance(part, ViT)), None), preprocess.size
+    if vit is None:
         return
     patch = vit.config.patch
     if h % patch or w % patch or min(h, w) < 2 * patch:

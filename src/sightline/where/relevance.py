@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..sight import Sight, cell_share
+from ..sight import Method, Sight, cell_share
 from ..vit.model import ViT, ViTOutput
 from .attention import keep_highest
 
@@ -151,7 +151,7 @@ def _in_graph(images: Tensor) -> Tensor:
 # ---- without a graph, to show ----------------------------------------------------------------------------------------
 
 
-def relevance_map(method: object, images: Tensor, classes: Tensor | None = None, *, kind: Kind = "gae") -> Tensor:
+def relevance_map(method: Method | ViT, images: Tensor, classes: Tensor | None = None, *, kind: Kind = "gae") -> Tensor:
     """[B, H, W], of a ViT with a head, or of a method that predicts from the CLS token of a ViT that sees everything.
 
     `classes` [B] are the classes to explain; by default the predicted ones.
@@ -170,27 +170,26 @@ def relevance_map(method: object, images: Tensor, classes: Tensor | None = None,
 MAPS: dict[Kind, Callable[..., Tensor]] = {kind: partial(relevance_map, kind=kind) for kind in KINDS}
 
 
-def has_relevance_map(method: object) -> bool:
+def has_relevance_map(method: Method | ViT) -> bool:
     """Whether it predicts from the CLS token of one ViT that sees everything, so that `relevance_map` works."""
-    vit = _vit_of(method)
-    return vit is not None and vit.head is not None
+    return _source(method) is not None
 
 
-def _vit_of(method: object) -> ViT | None:
-    vit = method if isinstance(method, ViT) else getattr(method, "vit", None)
-    return vit if isinstance(vit, ViT) else None
+def _source(method: Method | ViT) -> tuple[ViT, ReadLogits] | None:
+    if isinstance(method, ViT):
+        return None if method.head is None else (method, vit_logits)
+    return method.relevance_source()
 
 
-def _vit_and_reader(method: object) -> tuple[ViT, ReadLogits]:
-    vit = _vit_of(method)
-    if vit is None or vit.head is None:
+def _vit_and_reader(method: Method | ViT) -> tuple[ViT, ReadLogits]:
+    source = _source(method)
+    if source is None:
         raise UserError(
             f"{type(method).__name__}: has no relevance map, because it does not predict from the CLS token of a ViT "
             "that sees everything; erm, groupdro, jtt, cvar, lff, irm, coral, george, probe, dfr, zs, "
             "robustvit, rrr, gradmask and masktune do"
         )
-    logits_of = getattr(method, "logits_of", None)  # CLIP compares its CLS token with text embeddings
-    return vit, vit_logits if logits_of is None else lambda out: logits_of(out.cls)
+    return source
 
 
 def images_per_pass(vit: ViT, images: Tensor) -> int:
@@ -202,7 +201,7 @@ def images_per_pass(vit: ViT, images: Tensor) -> int:
 class RelevanceSight(nn.Module):
     """Keeps the most relevant patches: a `share` of them, or all above the mean."""
 
-    def __init__(self, method: nn.Module, kind: Kind = "gae", share: float | None = None):
+    def __init__(self, method: Method | ViT, kind: Kind = "gae", share: float | None = None):
         super().__init__()
         _vit_and_reader(method)  # raises an error if it has no relevance map
         self.method, self.kind, self.share = method, kind, share

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..sight import Sight
 from ..vit.model import IMAGENET_MEAN, IMAGENET_STD, ViT
+from ..vit.weights import weights_sha256
 from .attention import min_max_scale
 
 TINY = 1e-10
@@ -186,6 +187,14 @@ def _open_onnx(path: Path):
             f"{path}: takes inputs {shape}, not [1, 3, {U2Net.SIDE}, {U2Net.SIDE}]; give U2-Net as an ONNX file"
         )
     return session
+
+
+Saliency = Found | TokenCut | U2Net
+
+
+def selector_sha256(selector: Saliency) -> str:
+    """Of its weights, or of the ONNX file that holds them."""
+    return selector.sha256 if isinstance(selector, U2Net) else weights_sha256(selector)
 
 
 def _first_line(error: Exception) -> str:
