@@ -36,8 +36,8 @@ def chances(generator, accuracies, sizes, **more) -> Predictions:
     return made(generator.binomial(sizes, accuracies), sizes, **more)
 
 
-def shuffled(answers: Predictions, seed: int) -> Predictions:
-    return answers.take(np.random.default_rng(seed).permutation(len(answers)))
+def shuffled(predictions: Predictions, seed: int) -> Predictions:
+    return predictions.take(np.random.default_rng(seed).permutation(len(predictions)))
 
 
 def estimates(metrics: Metrics) -> list[Estimate]:

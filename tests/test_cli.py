@@ -14,11 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline import cli, demo
+from sightline import cli
 from sightline.config import Verify
 from sightline.data.images import Preprocess, decode
 from sightline.data.rows import read_rows
-from sightline.datasets.toy import write_toy
 from sightline.methods import trainable_methods
 from sightline.verify.target import load_images
 from sightline.vit.model import Input
@@ -64,8 +63,8 @@ def weights(tmp_path_factory):
 
 
 @pytest.fixture
-def pictures(tmp_path):
-    folder, masks = tmp_path / "pictures", tmp_path / "masks"
+def photos(tmp_path):
+    folder, masks = tmp_path / "photos", tmp_path / "masks"
     folder.mkdir(), masks.mkdir()
     for i in range(3):
         noise = (torch.rand(40, 50, 3, generator=torch.Generator().manual_seed(i)) * 255).byte().numpy()
@@ -130,23 +129,23 @@ def test_verify_a_weights_file_on_toy_images(weights, tmp_path):
     assert "not saved" not in out
 
 
-def test_verify_own_images_by_attention_and_by_masks(weights, pictures):
-    out = sightline("verify", weights, pictures, "--size", 32, "--draws", 1)[0]
+def test_verify_own_images_by_attention_and_by_masks(weights, photos):
+    out = sightline("verify", weights, photos, "--size", 32, "--draws", 1)[0]
     assert "3 images; sight: the 25% most attended patches" in out
     assert "End to end, measured and not proved" in out
     assert "not saved; save it with --out certificate.json." in out
-    masks = pictures.parent / "masks"
-    out = sightline("verify", weights, pictures, "--size", 32, "--masks", masks, "--sight", "pixels", "--draws", 1)[0]
+    masks = photos.parent / "masks"
+    out = sightline("verify", weights, photos, "--size", 32, "--masks", masks, "--sight", "pixels", "--draws", 1)[0]
     assert "sight: given masks, pixels" in out
     assert "pixels   NaN" in out
 
 
-def test_a_leak_has_exit_code_1(weights, pictures):
-    done = as_a_process("verify", weights, pictures, "--size", 32, "--masking", "late", "--draws", 1)
+def test_a_leak_has_exit_code_1(weights, photos):
+    done = as_a_process("verify", weights, photos, "--size", 32, "--masking", "late", "--draws", 1)
     assert (done.returncode, "leaks  Not blind" in done.stdout) == (1, True), done.stdout + done.stderr
 
 
-def test_leak_finder_for_ones_own_module(pictures, tmp_path):
+def test_leak_finder_for_ones_own_module(photos, tmp_path):
     code = tmp_path / "mine.py"
     code.write_text(
         "import torch\n"
@@ -160,7 +159,7 @@ def test_leak_finder_for_ones_own_module(pictures, tmp_path):
         "def number():\n"
         "    return 3\n"
     )
-    arguments = ("verify", f"{code}:Mine", pictures, "--size", 32, "--patch", 8, "--draws", 1)
+    arguments = ("verify", f"{code}:Mine", photos, "--size", 32, "--patch", 8, "--draws", 1)
     assert "They enter at the model itself (Mine)" in sightline(*arguments, expect=1)[0]
     assert "No leak found" in sightline(*arguments, "--mask-argument", "visible")[0]
     error = sightline("verify", f"{code}:number", expect=2)[1]
@@ -181,14 +180,14 @@ def test_backbones_are_listed():
         (["{weights}", "{text}"], "{text}: not a readable image"),
         (["{weights}", "nowhere.png"], "nowhere.png: no such file or folder"),
         (["{weights}", "{empty}"], "{empty}: no images in this folder"),
-        (["{weights}", "{pictures}", "--size", "33"], "--size 33: must be a multiple of the patch size 8, such as 32"),
-        (["{weights}", "{pictures}", "--where", "attention", "--sight", "pixels"], "--sight pixels needs masks"),
-        (["{weights}", "{pictures}", "--where", "masks"], "--where masks needs a folder of masks"),
-        (["{weights}", "{pictures}", "--masks", "{other}"], "no mask of that name"),
-        (["{weights}", "{pictures}", "--visible-fraction", "2"], "--visible-fraction 2.0: must be between 0 and 1"),
+        (["{weights}", "{photos}", "--size", "33"], "--size 33: must be a multiple of the patch size 8, such as 32"),
+        (["{weights}", "{photos}", "--where", "attention", "--sight", "pixels"], "--sight pixels needs masks"),
+        (["{weights}", "{photos}", "--where", "masks"], "--where masks needs a folder of masks"),
+        (["{weights}", "{photos}", "--masks", "{other}"], "no mask of that name"),
+        (["{weights}", "{photos}", "--visible-fraction", "2"], "--visible-fraction 2.0: must be between 0 and 1"),
         (["{weights}", "--out", "{text}/c.json", "--size", "32", "--limit", "2", "--draws", "1"], "cannot be written"),
         (["nowhere.py:build"], "nowhere.py: no such file"),
-        (["{code2}", "{pictures}"], "{code2}: name the function that returns the module, such as {code2}:build"),
+        (["{code2}", "{photos}"], "{code2}: name the function that returns the module, such as {code2}:build"),
         (["{weights}", "--patch", "4"], "--patch cannot be used with {weights}: it is for your own modules"),
         (["{weights}", "--draws", "0"], "--draws 0: must be at least 1"),
         (["{code}:build"], "{code}:2: "),
@@ -197,8 +196,8 @@ def test_backbones_are_listed():
         (["{text}:build"], "cannot be imported"),
     ],
 )  # fmt: skip
-def test_wrong_input_gets_one_clear_line(arguments, message, weights, pictures, tmp_path, capsys, monkeypatch):
-    places = {"weights": weights, "pictures": pictures}
+def test_wrong_input_gets_one_clear_line(arguments, message, weights, photos, tmp_path, capsys, monkeypatch):
+    places = {"weights": weights, "photos": photos}
     for name, suffix in (("broken", ".safetensors"), ("text", ".jpg")):
         places[name] = tmp_path / f"{name}{suffix}"
         places[name].write_text("hello")
@@ -222,10 +221,10 @@ def test_wrong_input_gets_one_clear_line(arguments, message, weights, pictures, 
     assert message.format(**places) in lines[0]
 
 
-def test_a_mask_must_have_the_size_of_its_image(weights, pictures):
-    Image.new("L", (7, 5)).save(pictures.parent / "masks" / "1.png")
+def test_a_mask_must_have_the_size_of_its_image(weights, photos):
+    Image.new("L", (7, 5)).save(photos.parent / "masks" / "1.png")
     with pytest.raises(ValueError, match=r"1\.png: .*7×5 pixels.* 50×40"):
-        load_images(Verify(str(weights), (pictures,), masks=pictures.parent / "masks"), Input(size=(32, 32)))
+        load_images(Verify(str(weights), (photos,), masks=photos.parent / "masks"), Input(size=(32, 32)))
 
 
 def test_masks_go_through_the_same_geometry_as_their_images(tmp_path):
@@ -262,55 +261,17 @@ def test_only_the_images_of_a_dataset_are_read_each_with_its_mask(given, toy):
     assert torch.equal(masks, torch.stack([decode(listed, i, Preprocess.of(expects)).mask for i in range(4)]))
 
 
-def test_masks_inside_the_image_folder_are_not_images(pictures):
-    expects, masks = Input(size=(32, 32)), pictures.parent / "masks"
-    images, _ = load_images(Verify("", (pictures.parent,), masks=masks), expects)
-    assert torch.equal(images, load_images(Verify("", (pictures,)), expects)[0])
+def test_masks_inside_the_image_folder_are_not_images(photos):
+    expects, masks = Input(size=(32, 32)), photos.parent / "masks"
+    images, _ = load_images(Verify("", (photos.parent,), masks=masks), expects)
+    assert torch.equal(images, load_images(Verify("", (photos,)), expects)[0])
     with pytest.raises(ValueError, match="contains no images except the masks in"):
         load_images(Verify("", (masks,), masks=masks), expects)
 
 
-def test_a_table_may_list_images_in_an_archive(pictures):
-    with zipfile.ZipFile(pictures / "some.zip", "w") as archive:
-        archive.write(pictures / "1.png", "inside/1.png")
-    (pictures / "rows.csv").write_text("image,label\nsome.zip/inside/1.png,a\n")
-    command = Verify("", (pictures,), masks=pictures.parent / "masks")
+def test_a_table_may_list_images_in_an_archive(photos):
+    with zipfile.ZipFile(photos / "some.zip", "w") as archive:
+        archive.write(photos / "1.png", "inside/1.png")
+    (photos / "rows.csv").write_text("image,label\nsome.zip/inside/1.png,a\n")
+    command = Verify("", (photos,), masks=photos.parent / "masks")
     assert [len(some) for some in load_images(command, Input(size=(32, 32)))] == [1, 1]
-
-
-def test_the_demo_deletes_no_folder_that_it_did_not_make(tmp_path):
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "dear.txt").write_text("keep me")
-    error = sightline("demo", "--out", tmp_path / "photos", expect=2)[1]
-    assert "was not made by the demo" in error
-    assert (tmp_path / "photos" / "dear.txt").read_text() == "keep me"
-
-
-@pytest.mark.slow
-def test_the_demo_shows_its_claims(tmp_path, monkeypatch):
-    """With fewer validation and test images, and fewer epochs of iFAM, than a user sees."""
-    fewer = {"val": 100, "test": 400}
-    monkeypatch.setattr(demo, "PARTS", demo.PARTS | {"epochs": 4})
-    monkeypatch.setattr(demo, "write_toy", lambda folder, **settings: write_toy(folder, **settings | fewer))
-    out = sightline("demo", "--out", tmp_path / "demo")[0]
-    assert "Worst-group accuracy: " in out
-    for method in ("probe", "erm"):
-        metrics = json.loads((tmp_path / "demo" / method / "metrics.json").read_text())["splits"]["test"]
-        assert metrics["adjusted"]["low"] > metrics["worst_group"]["high"], "the shortcut must show"
-    worst = {
-        run: json.loads((tmp_path / "demo" / run / "metrics.json").read_text())["splits"]["test"]["worst_group"]
-        for run in ("probe", "a2", "erm", "ifam", "patches", "pixels")
-    }
-    less_and_more = (
-        ("probe", "a2"), ("probe", "ifam"), ("erm", "patches"), ("patches", "pixels"), ("a2", "pixels"),
-        ("ifam", "pixels"),
-    )  # fmt: skip
-    for less, more in less_and_more:
-        assert worst[more]["low"] > worst[less]["high"], f"{more} sees less background than {less}, so it does better"
-    assert out.count("blind  Blind outside its sight") == 4
-    assert out.count("leaks  Not blind") == 1
-    for name in ("a2", "ifam", "patches", "pixels", "late"):
-        verdict = "leaks" if name == "late" else "blind"
-        assert json.loads((tmp_path / "demo" / f"{name}.json").read_text())["verdict"] == verdict
-    with Image.open(tmp_path / "demo" / "sight.png") as picture:
-        assert picture.size[0] > 500

@@ -71,8 +71,8 @@ def test_evaluate_on_its_own_data_and_on_others(runs, toy, tmp_path):
     assert "Group stork/water" in out
     assert (runs / "erm-0" / "predictions" / "test.csv").read_text() == before
 
-    told = ("--workers", 0, "--device", "cpu", "--cache", tmp_path / "cache", "--out", tmp_path / "cached")
-    assert typed("evaluate", runs / "erm-0", toy, *told)[0] == 0
+    flags = ("--workers", 0, "--device", "cpu", "--cache", tmp_path / "cache", "--out", tmp_path / "cached")
+    assert typed("evaluate", runs / "erm-0", toy, *flags)[0] == 0
     assert (tmp_path / "cached" / "predictions" / "test.csv").read_text() == before
     assert any((tmp_path / "cache").iterdir())
 
@@ -81,8 +81,8 @@ def test_evaluate_on_its_own_data_and_on_others(runs, toy, tmp_path):
         (other / name).mkdir(parents=True)
     with (toy / "rows.csv").open(newline="") as file:
         for i, row in enumerate(list(csv.DictReader(file))[:12]):
-            with Image.open(toy / row["image"]) as picture:
-                picture.save(other / row["label"] / f"{i}.png")
+            with Image.open(toy / row["image"]) as photo:
+                photo.save(other / row["label"] / f"{i}.png")
     on_others = ("evaluate", runs / "erm-0", other, "--workers", 0, "--device", "cpu")
     assert typed(*on_others, "--out", tmp_path / "on")[0] == 0
     assert json.loads((tmp_path / "on" / "metrics.json").read_text())["splits"]["test"]["n"] == 12

@@ -64,10 +64,10 @@ def test_predict_takes_the_images_listed_in_a_table(runs, toy, tmp_path):
 
 
 def test_predict_overwrites_only_earlier_predictions(runs, toy, tmp_path):
-    pictures = toy_pictures(toy, tmp_path / "birds", 2)
+    images = toy_pictures(toy, tmp_path / "birds", 2)
     for name, other in (("p.csv", "image,label\na.png,duck\n"), ("p.json", '{"predicted": 1}'), ("q.json", "[1")):
         out = tmp_path / name
-        command = ("predict", runs / "probe", pictures, "--device", "cpu", "--out", out)
+        command = ("predict", runs / "probe", images, "--device", "cpu", "--out", out)
         for _ in range(2):
             code, printed, err = typed(*command)
             assert (code, printed) == (0, f"Predictions: {out}\n"), err
@@ -78,10 +78,10 @@ def test_predict_overwrites_only_earlier_predictions(runs, toy, tmp_path):
 
 
 def test_damaged_images_are_reported_and_skipped(runs, toy, tmp_path):
-    pictures = toy_pictures(toy, tmp_path / "birds", 6)
-    (pictures / "duck" / "broken.png").write_text("not an image")
+    photos = toy_pictures(toy, tmp_path / "birds", 6)
+    (photos / "duck" / "broken.png").write_text("not an image")
     out = tmp_path / "new" / "p.csv"
-    code, _, err = typed("predict", runs / "probe", pictures, "--device", "cpu", "--batch", 2, "--out", out)
+    code, _, err = typed("predict", runs / "probe", photos, "--device", "cpu", "--batch", 2, "--out", out)
     assert code == 1
     assert "broken.png: not a readable image" in err
     assert "1 of 7 images could not be read" in err
@@ -99,10 +99,10 @@ def test_a_class_may_be_called_like_a_column(runs, toy, tmp_path):
 
 
 def test_overlays_of_images_with_the_same_name_are_all_kept(runs, toy, tmp_path, monkeypatch):
-    pictures = toy_pictures(toy, tmp_path / "birds", 4)
-    first = min((pictures / "duck").iterdir())
-    with Image.open(first) as picture:
-        picture.save(first.with_suffix(".bmp"))
+    photos = toy_pictures(toy, tmp_path / "birds", 4)
+    first = min((photos / "duck").iterdir())
+    with Image.open(first) as photo:
+        photo.save(first.with_suffix(".bmp"))
     shutil.copy(first, tmp_path / "birds" / "stork" / first.name)
     whole, method = Model.predict, type(load(runs / "probe").method)
     monkeypatch.setattr(method, "sees_everything", False)
@@ -115,7 +115,7 @@ def test_overlays_of_images_with_the_same_name_are_all_kept(runs, toy, tmp_path,
         return replace(prediction, sight=Sight(keep=keep))
 
     monkeypatch.setattr(Model, "predict", narrowed)
-    arguments = ("predict", runs / "probe", pictures, first, "--device", "cpu", "--out", tmp_path / "p.csv")
+    arguments = ("predict", runs / "probe", photos, first, "--device", "cpu", "--out", tmp_path / "p.csv")
     code, _, err = typed(*arguments, "--batch", 6, "--overlay", tmp_path / "seen")
     assert code == 0, err
     count = len((tmp_path / "p.csv").read_text().splitlines()) - 1
@@ -131,24 +131,24 @@ def test_an_opened_image_is_predicted_like_its_file(runs, tmp_path):
     exif[0x0112] = 6
     Image.fromarray(noise).save(tmp_path / "turned.png", exif=exif)
     model = load(runs / "probe")
-    with Image.open(tmp_path / "turned.png") as picture:
-        assert torch.equal(model.predict(picture).logits, model.predict(tmp_path / "turned.png").logits)
+    with Image.open(tmp_path / "turned.png") as image:
+        assert torch.equal(model.predict(image).logits, model.predict(tmp_path / "turned.png").logits)
 
 
 def test_compare_groups_runs_by_their_settings(runs, tmp_path):
     facts = json.loads((runs / "erm-1" / "run.json").read_text())
     spelled = facts["config"] | {"data": "elsewhere", "save_minutes": 99, "tensorboard": True, "out": "x"}
-    twin = copied(runs / "erm-1", tmp_path / "a" / "run", config=spelled)
+    copy = copied(runs / "erm-1", tmp_path / "a" / "run", config=spelled)
     probe = copied(runs / "probe", tmp_path / "b" / "run")
     other = copied(runs / "erm-0", tmp_path / "c" / "run", config=facts["config"] | {"seed": 0, "lr": 1.0})
     out = tmp_path / "c.json"
-    assert typed("compare", probe, twin, runs / "erm-0", other, "--out", out)[0] == 0
+    assert typed("compare", probe, copy, runs / "erm-0", other, "--out", out)[0] == 0
     names = [entry["name"] for entry in json.loads(out.read_text())["entries"]]
     assert names == ["b/run", "a/run and 1 more seed", "c/run"]
 
-    code, _, err = typed("compare", probe, runs / "erm-1", twin)
+    code, _, err = typed("compare", probe, runs / "erm-1", copy)
     assert (code, "would count as two seeds; leave one out" in err) == (2, True)
-    code, _, err = typed("compare", runs / "erm-0", twin)
+    code, _, err = typed("compare", runs / "erm-0", copy)
     assert (code, "differ only in their seed" in err) == (2, True)
     counts = {"train": dict.fromkeys(facts["data"]["counts"]["train"], 7)}
     data = facts["data"] | {"counts": counts, "fingerprint": "other"}

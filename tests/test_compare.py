@@ -1,4 +1,4 @@
-"""Which run is better, and when it cannot be said."""
+"""Which run is better, and when it cannot be reported."""
 
 import io
 import json

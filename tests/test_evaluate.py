@@ -39,7 +39,7 @@ def test_the_run_records_the_variant_of_its_layout(tmp_path, monkeypatch):
     monkeypatch.setattr(metashift, "SMALLEST", 2)
     subsets = {f"{animal}({place})": [f"{animal}{place}{i}" for i in "123"] for animal in ANIMALS for place in "abc"}
     put(tmp_path / "data", "full-candidate-subsets.json", content=json.dumps(subsets))
-    put(tmp_path / "data", *(f"images/{picture}.jpg" for pictures in subsets.values() for picture in pictures))
+    put(tmp_path / "data", *(f"images/{image}.jpg" for photos in subsets.values() for image in photos))
     run, layout = tmp_path / "run", ("--layout", "metashift-animals:3")
     code, _, err = typed("train", "probe", tmp_path / "data", *SMALL, "--untuned", *layout, "--out", run)
     assert code == 0, err
@@ -110,8 +110,8 @@ def test_methods_declare_whether_they_are_blind(method, leaks):
 def test_a_run_is_evaluated_in_the_precision_of_its_training(tmp_path, monkeypatch):
     loading = importlib.import_module("sightline.load")
     toy, run = write_toy(tmp_path / "toy", train=16, val=8, test=8, size=32), tmp_path / "run"
-    told = ("--epochs", 1, "--precision", "bf16", "--out", run)
-    code, _, err = typed("train", "early-mask", toy, *SMALL, *told)
+    flags = ("--epochs", 1, "--precision", "bf16", "--out", run)
+    code, _, err = typed("train", "early-mask", toy, *SMALL, *flags)
     assert code == 0, err
     expected, used, make = (run / "predictions" / "test.csv").read_text(), [], loading.make_accelerator
     monkeypatch.setattr(loading, "make_accelerator", lambda *how: used.append(how) or make(*how))

@@ -32,20 +32,20 @@ def never_waiting(work: Callable, calls: list[str]) -> Callable:
 @pytest.mark.parametrize("augment", ["none", "light", "published", "imagenet"])
 @pytest.mark.parametrize("size", [None, 64])
 def test_no_step_of_training_waits_for_the_device(toy, tmp_path, monkeypatch, augment, size):
-    """From pictures in a cache on the device to the optimiser's step."""
+    """From images in a cache on the device to the optimiser's step."""
     calls: list[str] = []
-    for owner, name in ((CacheReader, "__call__"), (Classifier, "lesson"), (loop(), "take_step")):
+    for owner, name in ((CacheReader, "__call__"), (Classifier, "make_train_batch"), (loop(), "train_step")):
         monkeypatch.setattr(owner, name, never_waiting(getattr(owner, name), calls))
-    told = {"augment": augment, "size": size, "precision": "bf16", "cache": tmp_path / "cache", "device": "cuda"}
-    folder = train(small(toy, tmp_path / "run", epochs=1, **told))
-    assert calls.count("take_step") == 3
-    assert {"CacheReader.__call__", "Learner.lesson"} < {*calls}
+    settings = {"augment": augment, "size": size, "precision": "bf16", "cache": tmp_path / "cache", "device": "cuda"}
+    folder = train(small(toy, tmp_path / "run", epochs=1, **settings))
+    assert calls.count("train_step") == 3
+    assert {"CacheReader.__call__", "Trainable.make_train_batch"} < {*calls}
     assert log_of(folder)[0]["loss"] > 0
 
 
 def test_a_mask_learns_through_a_frozen_second_stage(toy, tmp_path):
-    told = {"freeze_predictor": True, "sight": "patches", "parts": 2, "precision": "bf16", "device": "cuda"}
-    folder = train(Ifam(toy, backbone="random:nano", out=tmp_path / "run", epochs=1, batch=8, workers=0, **told))
+    settings = {"freeze_predictor": True, "sight": "patches", "parts": 2, "precision": "bf16", "device": "cuda"}
+    folder = train(Ifam(toy, backbone="random:nano", out=tmp_path / "run", epochs=1, batch=8, workers=0, **settings))
     assert log_of(folder)[0]["loss"] > 0
 
 

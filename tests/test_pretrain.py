@@ -1,4 +1,4 @@
-"""`sightline pretrain`: from pictures, with or without classes, to a backbone that loads."""
+"""`sightline pretrain`: from images, with or without classes, to a backbone that loads."""
 
 import json
 from dataclasses import replace
@@ -132,20 +132,20 @@ def test_two_processes_train_as_one(toy, tmp_path, centring):
 
 
 def test_pictures_without_classes(toy, tmp_path, tiny, capsys):
-    """Nested, with some beside the folders; what cannot be measured then is said."""
+    """Nested, with some beside the folders; what cannot be measured then is printed."""
     data = tmp_path / "trap"
-    for number, picture in enumerate(sorted((toy / "train").iterdir())):
+    for number, image in enumerate(sorted((toy / "train").iterdir())):
         place = data / ("", "north/2021", "north/2022", "south")[number % 4]
         place.mkdir(parents=True, exist_ok=True)
-        (place / picture.name).write_bytes(picture.read_bytes())
+        (place / image.name).write_bytes(image.read_bytes())
     assert run(small(data, tmp_path / "run", epochs=1)) == 0
     (line,) = log_of(tmp_path / "run")
     assert "knn" not in line
     assert "mass" not in line
     assert "entropy" in line
-    said = " ".join(capsys.readouterr().out.split())
-    assert "no class labels" in said
-    assert "2 of 48 images held out" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "no class labels" in printed
+    assert "2 of 48 images held out" in printed
     load_backbone(tmp_path / "run" / "backbone.safetensors")
 
 
@@ -167,10 +167,10 @@ def test_a_table_of_pictures_and_masks_alone(toy, tmp_path):
 
 def test_class_folders_without_splits_hold_out_few_images(toy, tmp_path, tiny, capsys):
     """The folder names are classes, for k-NN accuracy."""
-    for number, picture in enumerate(sorted((toy / "train").iterdir())):
+    for number, image in enumerate(sorted((toy / "train").iterdir())):
         place = tmp_path / "albums" / ("north", "south")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
-        (place / picture.name).write_bytes(picture.read_bytes())
+        (place / image.name).write_bytes(image.read_bytes())
     rows = read_pretraining_rows(tmp_path / "albums")
     assert [len(rows.split_indices(split)) for split in ("train", "val", "test")] == [46, 2, 0]
     assert rows.classes == ("north", "south")

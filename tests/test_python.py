@@ -24,8 +24,8 @@ from .commands import SMALL, typed
 @pytest.fixture(scope="module")
 def run(toy, tmp_path_factory):
     out = tmp_path_factory.mktemp("python") / "ifam"
-    told = ("--epochs", 1, "--parts", 2, "--sight", "patches", "--size", 32)
-    assert typed("train", "ifam", toy, *SMALL, *told, "--out", out)[0] == 0
+    flags = ("--epochs", 1, "--parts", 2, "--sight", "patches", "--size", 32)
+    assert typed("train", "ifam", toy, *SMALL, *flags, "--out", out)[0] == 0
     return out
 
 
@@ -48,9 +48,9 @@ def test_one_image_has_a_class_name_probabilities_and_a_sight_to_show(run, files
 
 def test_images_may_be_files_pillow_images_arrays_and_tensors(run, files):
     model = sightline.load(run)
-    picture = Image.open(files[0]).convert("RGB")
-    array = np.asarray(picture)
-    same = [files[0], str(files[0]), picture, array, array / 255, torch.tensor(array).movedim(-1, 0)]
+    image = Image.open(files[0]).convert("RGB")
+    array = np.asarray(image)
+    same = [files[0], str(files[0]), image, array, array / 255, torch.tensor(array).movedim(-1, 0)]
     expected = model.predict(files[0]).logits
     for one in same:
         assert torch.equal(model.predict(one).logits, expected), type(one)
@@ -58,7 +58,7 @@ def test_images_may_be_files_pillow_images_arrays_and_tensors(run, files):
     assert several.names == [model.predict(files[0]).name] * len(same)
     assert len(model.predict(np.stack([array, array]))) == 2
     assert len(model.predict(tuple(files))) == len(files)
-    grey = np.asarray(picture.convert("L"))
+    grey = np.asarray(image.convert("L"))
     assert torch.equal(model.predict(grey).logits, model.predict(grey[..., None]).logits)
 
 
@@ -169,8 +169,8 @@ def test_importing_is_light():
 
 
 def test_a_given_mask_replaces_the_sight(toy, tmp_path, files):
-    told = {"backbone": "random:nano", "epochs": 1, "batch": 16, "workers": 0, "device": "cpu", "size": 32}
-    model = sightline.load(sightline.train(EarlyMask(toy, out=tmp_path / "run", **told)))
+    settings = {"backbone": "random:nano", "epochs": 1, "batch": 16, "workers": 0, "device": "cpu", "size": 32}
+    model = sightline.load(sightline.train(EarlyMask(toy, out=tmp_path / "run", **settings)))
     mask = Image.new("L", Image.open(files[0]).size, 255)
     mask.save(tmp_path / "mask.png")
     assert model.predict(files[0], tmp_path / "mask.png").sight.keep.all()

@@ -55,13 +55,13 @@ def test_images_may_be_paths(fitted, tmp_path):
 def test_parameters_are_read_set_and_cloned():
     classifier = SightlineClassifier("erm", "random:nano", epochs=2, settings={"balance": "classes"})
     assert classifier.get_params()["epochs"] == 2
-    twin = clone(classifier.set_params(epochs=3, seed=5))
-    assert twin.get_params() == classifier.get_params()
-    assert twin.epochs == 3
+    copy = clone(classifier.set_params(epochs=3, seed=5))
+    assert copy.get_params() == classifier.get_params()
+    assert copy.epochs == 3
     with pytest.raises(NotFittedError):
-        twin.predict([np.zeros((8, 8, 3), np.uint8)])
+        copy.predict([np.zeros((8, 8, 3), np.uint8)])
     with pytest.raises(ValueError, match="Invalid parameter"):
-        twin.set_params(colour=1)
+        copy.set_params(colour=1)
 
 
 def test_it_works_inside_cross_validation():
@@ -73,14 +73,16 @@ def test_groups_and_masks_reach_the_run(tmp_path):
     images, labels = coloured()
     masks = np.zeros((24, 32, 32), bool)
     masks[:, 8:24, 8:24] = True
-    told = SightlineClassifier("early-mask", **QUICK, epochs=1, settings={"sight": "pixels"}, folder=tmp_path / "kept")
-    told.fit(images, labels, groups=labels // 1 + np.arange(24) % 2, masks=list(masks))
-    facts = told.model_.run.facts
+    configured = SightlineClassifier(
+        "early-mask", **QUICK, epochs=1, settings={"sight": "pixels"}, folder=tmp_path / "kept"
+    )
+    configured.fit(images, labels, groups=labels // 1 + np.arange(24) % 2, masks=list(masks))
+    facts = configured.model_.run.facts
     assert facts["config"]["sight"] == "pixels"
     assert len(facts["data"]["group_names"]) > 1
     assert (tmp_path / "kept" / "run" / "best.safetensors").is_file()
     with pytest.raises(UserError, match="not empty"):
-        told.fit(images, labels)
+        configured.fit(images, labels)
 
 
 @pytest.mark.parametrize(

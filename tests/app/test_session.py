@@ -84,9 +84,9 @@ def test_toggling_parts_equals_the_intervention_to_the_bit_and_stage_1_runs_once
         method = apply_intervention(model.method, Intervention(drop=drop)) if drop else model.method
         images = image.pixels[None].float() / 255
         with torch.no_grad():
-            told = method.judge(images, method.look(images))
-        assert torch.equal(prediction.probabilities, told.probabilities[0])
-        assert torch.equal(prediction.sight.visible((SIDE, SIDE)), told.sight.visible((SIDE, SIDE)))
+            expected = method.judge(images, method.look(images))
+        assert torch.equal(prediction.probabilities, expected.probabilities[0])
+        assert torch.equal(prediction.sight.visible((SIDE, SIDE)), expected.sight.visible((SIDE, SIDE)))
         assert torch.equal(prediction.before, predictions[()].probabilities)
 
 
@@ -101,8 +101,8 @@ def test_a_saved_intervention_gives_the_same_in_predict(run, toy):
     assert kept["facts"]["calibrated"]["pictures"] == 32
     code, out, err = typed("predict", run, image_file(toy), "--device", "cpu")
     assert (code, "without part 1" in err) == (0, True), err
-    told = [float(share) for share in out.splitlines()[1].split(",")[2:]]
-    assert told == pytest.approx(prediction.probabilities.tolist(), abs=1e-7)
+    expected = [float(share) for share in out.splitlines()[1].split(",")[2:]]
+    assert expected == pytest.approx(prediction.probabilities.tolist(), abs=1e-7)
 
 
 def test_a_forced_part_that_is_switched_off_is_not_forced(run):
@@ -216,9 +216,9 @@ def test_examples_are_validation_images_interleaving_the_groups(trained):
 def test_effects_on_groups_equal_evaluate_and_stage_1_runs_once(run, monkeypatch):
     viewer = opened(run)
     detections = counted(viewer, "detect", monkeypatch)
-    told = []
-    plain_, without = viewer.effects([viewer.make_intervention([0, 1])], lambda done, of: told.append((done, of)))
-    assert told == [(0, 2), (1, 2)]
+    calls = []
+    plain_, without = viewer.effects([viewer.make_intervention([0, 1])], lambda done, of: calls.append((done, of)))
+    assert calls == [(0, 2), (1, 2)]
     again = viewer.effects([viewer.make_intervention([0, 1]), viewer.make_intervention([1])])
     assert len(detections) == 2
     assert again[1].cells == without.cells

@@ -14,7 +14,7 @@ EACH = 400
 
 
 def add(runs: Path, kind: str, row: str, seed: int = 0, **mistakes: tuple[int, int]) -> Path:
-    """A run with so many mistakes among 400 pictures of each of two attributes, by intervention."""
+    """A run with so many mistakes among 400 images of each of two attributes, by intervention."""
     path = folder_of(runs / kind, row, seed)
     path.mkdir(parents=True)
     facts = {"speed": {"images_per_second": 100.0}, "benchmark": {"cost": {"gflops": 2.0}}}

@@ -1,4 +1,4 @@
-"""The verdicts on claims about A²: on answers and measurements that are made up here."""
+"""The verdicts on claims about A²: on predictions and measurements that are made up here."""
 
 import csv
 import json
@@ -138,7 +138,7 @@ def test_fewer_crops_must_gain_more_where_the_scene_says_more(evidence, fewest, 
 
 
 def test_gains_on_two_sets_are_drawn_apart(evidence):
-    """Were the same draws taken for both, sets that are answered alike would differ by nothing, surely."""
+    """Were the same draws taken for both, sets that are answered alike would differ by nothing."""
     for kind in ("o2o", "disjoint"):
         add(evidence, "one crop", 50, kind)
         add(evidence, "four crops", 100, kind)
@@ -258,9 +258,11 @@ def test_a_new_pairing_must_beat_the_best_published_one(evidence, tmp_path, low,
     gain = {"value": low + 0.01, "low": low, "high": low + 0.02, "n": 9, "how": "so", "difference": True}
     test = {"value": 0.9, "low": 0.8, "high": 0.95, "n": 9, "how": "so"}
     sides = {name: {"where": name, "what": "probe", "test": test} for name in ("new", "published")}
-    told = sides | {"gain": gain | {"low": -1, "high": 1}, "rule": "", "among": "all"}
+    reported = sides | {"gain": gain | {"low": -1, "high": 1}, "rule": "", "among": "all"}
     path = tmp_path / "matrix.json"
-    path.write_text(json.dumps({"data": "birds", "best_new_against_best_published": [told, told | {"gain": gain}]}))
+    path.write_text(
+        json.dumps({"data": "birds", "best_new_against_best_published": [reported, reported | {"gain": gain}]})
+    )
     assert duel(path).find(evidence).verdict == expected
     assert find(duel(None), evidence).verdict == NOT_RUN
 
@@ -281,7 +283,7 @@ def test_sizes_trained_with_labels_are_held_against_both_intervals(evidence, tmp
 
 
 def test_contrasts_draw_the_same_pictures_for_all_rows(evidence):
-    """Rows that are wrong about the same pictures differ by nothing, surely."""
+    """Rows that are wrong about the same images differ by nothing."""
     for row in ("a", "b", "c", "d"):
         add(evidence, row, 100)
     terms = ((1.0, "a", "all"), (-1.0, "b", "all"), (-1.0, "c", "all"), (1.0, "d", "all"))

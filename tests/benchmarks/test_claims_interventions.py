@@ -133,8 +133,8 @@ def test_the_part_without_which_a_group_gains_most_is_found_though_the_worst_gro
     found = json.loads(search_said([], 1))
     found["objects"]["tag"]["share_of_the_object"] = [0.3, 0.4, 0.3]
     (path / FOUND).write_text(json.dumps(found))
-    said = took_the_object("object", "a").find(Evidence(tmp_path))
-    assert (said.verdict, said.note) == (UNDECIDED, "in no run has a part most of an object")
+    reported = took_the_object("object", "a").find(Evidence(tmp_path))
+    assert (reported.verdict, reported.note) == (UNDECIDED, "in no run has a part most of an object")
 
 
 @pytest.mark.parametrize(("gains", "expected"), [(0, HOLDS), (2, HOLDS), (4, UNDECIDED), (20, FAILS)])

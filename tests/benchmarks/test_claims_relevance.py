@@ -26,7 +26,7 @@ def test_what_is_claimed_is_run():
             assert beside or set(test.rows) <= known, (claim.id, test.name)
 
 
-# ---- verdicts, on answers that are made up ---------------------------------------------------------------------------
+# ---- verdicts, on predictions that are made up -----------------------------------------------------------------------
 
 SPECIES, EACH = ("a", "b", "c", "d"), 60
 
@@ -34,7 +34,7 @@ SPECIES, EACH = ("a", "b", "c", "d"), 60
 def add(
     runs: Path, kind: str, row: str, mistakes: dict[str, int], column: dict[str, float] | None = None, seed: int = 0
 ) -> None:
-    """Of 60 swapped pictures of each of four classes so many are wrong; and a column of what was measured."""
+    """Of 60 swapped images of each of four classes so many are wrong; and a column of what was measured."""
     folder = folder_of(runs / kind, row, seed)
     (folder / "predictions").mkdir(parents=True)
     (folder / "stress").mkdir()
@@ -139,8 +139,8 @@ def test_any_label_is_reached_or_not(tmp_path):
     add(tmp_path, "imagenet", "before", same(5))
     path = folder_of(tmp_path / "imagenet", "before", 0) / "stress" / "test.json"
     ends = {"value": 0.97, "low": 0.93, "high": 0.99, "n": 32, "how": ""}
-    said = {"reached": ends, "size": None, "own_size": None, "confidence": 0.9, "labels": 3, "n": 32}
-    path.write_text(json.dumps({"subsets": said}))
+    reported = {"reached": ends, "size": None, "own_size": None, "confidence": 0.9, "labels": 3, "n": 32}
+    path.write_text(json.dumps({"subsets": reported}))
     evidence = Evidence(tmp_path)
     assert reaches("imagenet", "before", 0.9).find(evidence).verdict == HOLDS
     assert reaches("imagenet", "before", 0.95).find(evidence).verdict == UNDECIDED

@@ -1,4 +1,4 @@
-"""The verdicts on claims: one rule, on runs whose answers are made up here."""
+"""The verdicts on claims: one rule, on runs whose predictions are made up here."""
 
 import csv
 import json
@@ -60,7 +60,7 @@ def add_shape(folder: Path, mistakes: int) -> None:
 
 
 def add_iou(folder: Path, values: np.ndarray) -> None:
-    """Of 2,000 pictures."""
+    """Of 2,000 images."""
     figure = {"value": values.mean(), "low": values.mean() - 0.01, "high": values.mean() + 0.01, "n": 2000, "how": "so"}
     (folder / "localization.json").write_text(json.dumps({"splits": {"test": {"figures": {"grid_iou": figure}}}}))
     (folder / "localization").mkdir()
@@ -140,7 +140,7 @@ def test_tests_beside_the_claim_do_not_decide_it(runs):
 
 
 def test_better_masks_are_seen_in_their_iou_picture_by_picture(runs):
-    """Pictures differ far more than the rows do, so that without pairs nothing could be said."""
+    """Images differ far more than the rows do, so that without pairs nothing could be said."""
     without = np.random.default_rng(0).uniform(0.1, 0.9, 2000)
     for row, values in (("iFAM K=4", without + 0.01), ("iFAM K=4, no mask gradient", without)):
         add_iou(add(runs, row), values)
@@ -302,9 +302,9 @@ def test_the_script_lists_every_claim_run_or_not(runs, monkeypatch, capsys):
     assert found["A15"]["lacks"] == "no CLIP weights"
     assert found["F2"]["recipes"]["late mask, true"] == "late-mask --epochs 14 --lr 5e-5"
     assert str(runs.runs) not in out.read_text()
-    said = capsys.readouterr().out
-    assert "+12.0 points" in said
-    assert "compare methods with their recipes" in " ".join(said.split())
+    printed = capsys.readouterr().out
+    assert "+12.0 points" in printed
+    assert "compare methods with their recipes" in " ".join(printed.split())
 
 
 def test_an_unknown_claim_is_refused(runs, monkeypatch):

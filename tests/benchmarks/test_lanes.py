@@ -52,27 +52,27 @@ def worked_off(monkeypatch, capsys, failures, minutes: float | None = None) -> t
 
 
 def test_a_failing_row_does_not_take_the_others_with_it(monkeypatch, capsys):
-    processes, said = worked_off(monkeypatch, capsys, {"a": [UserError("no")]})
+    processes, reported = worked_off(monkeypatch, capsys, {"a": [UserError("no")]})
     assert processes.begun == ["a", "b", "c"]
-    assert said == [{"row": "a", "failed": "UserError: no", "tried_again": False}, done("b"), done("c")]
+    assert reported == [{"row": "a", "failed": "UserError: no", "tried_again": False}, done("b"), done("c")]
 
 
 def test_a_process_that_dies_is_replaced_and_its_row_tried_once_more(monkeypatch, capsys):
-    processes, said = worked_off(monkeypatch, capsys, {"a": [BrokenProcessPool("gone")] * 5})
+    processes, reported = worked_off(monkeypatch, capsys, {"a": [BrokenProcessPool("gone")] * 5})
     assert processes.begun == ["a", "b", "c", "a"]
-    assert [line["tried_again"] for line in said if "failed" in line] == [True, False]
+    assert [line["tried_again"] for line in reported if "failed" in line] == [True, False]
     assert processes.count == 2
 
 
 def test_after_the_deadline_nothing_is_begun(monkeypatch, capsys):
-    processes, said = worked_off(monkeypatch, capsys, {}, minutes=-1.0)
+    processes, reported = worked_off(monkeypatch, capsys, {}, minutes=-1.0)
     assert processes.begun == []
-    assert {line["skipped"] for line in said} == {"no time left"}
+    assert {line["skipped"] for line in reported} == {"no time left"}
 
 
 def test_what_is_interrupted_at_the_deadline_is_said_to_be_saved(monkeypatch, capsys):
-    _, said = worked_off(monkeypatch, capsys, {"a": [KeyboardInterrupt()]}, minutes=5.0)
-    assert said[0] == {"row": "a", "stopped": "saved, to be resumed", "tried_again": False}
+    _, reported = worked_off(monkeypatch, capsys, {"a": [KeyboardInterrupt()]}, minutes=5.0)
+    assert reported[0] == {"row": "a", "stopped": "saved, to be resumed", "tried_again": False}
     with pytest.raises(KeyboardInterrupt):
         lanes.run_until(time.time() + 0.05, time.sleep, 5)
     assert lanes.run_until(time.time() + 0.05, done, "a") == done("a")

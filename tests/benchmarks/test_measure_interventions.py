@@ -28,9 +28,9 @@ from study import Context
 
 def test_a_run_is_measured_under_every_intervention_once(tmp_path):
     data = write_toy(tmp_path / "toy", train=24, val=12, test=16, size=32)
-    told = {"size": 32, "epochs": 1, "batch": 12, "workers": 0, "device": "cpu", "sight": "patches", "parts": 2}
+    settings = {"size": 32, "epochs": 1, "batch": 12, "workers": 0, "device": "cpu", "sight": "patches", "parts": 2}
     path = folder_of(tmp_path / "runs" / "object", "iFAM K=8", 0)
-    train(Ifam(data, out=path, backbone="random:nano", **told))
+    train(Ifam(data, out=path, backbone="random:nano", **settings))
     row = Row("object", "iFAM K=8", "ifam", measures=("interventions",))
     context = Context({}, {}, tmp_path / "runs", tmp_path / "cache", device="cpu", workers=0, noise=1)
     assert len(lacking(context, row)) == 4
@@ -43,8 +43,8 @@ def test_a_run_is_measured_under_every_intervention_once(tmp_path):
     assert found["noise"]["searches"] == 1
     known = outcomes_in(path)
     assert list(known.correct) == ["plain", "q0.99", "q0.97", "parts", "quantile", "both", "parts, q0.99"]
-    answers = Predictions.load_csv(path / "predictions" / "test.csv", split="test")
-    assert list(known.correct["plain"].values()) == answers.correct.astype(float).tolist()
+    predicted = Predictions.load_csv(path / "predictions" / "test.csv", split="test")
+    assert list(known.correct["plain"].values()) == predicted.correct.astype(float).tolist()
     figures = json.loads((path / SIGHT).read_text())["all"]
     assert list(figures) == ["plain", "q0.99", "q0.97"]
     assert figures["q0.97"]["coverage"]["value"] <= figures["plain"]["coverage"]["value"]
@@ -64,9 +64,9 @@ def test_of_every_drawn_object_it_is_measured_how_much_each_part_has(tmp_path):
         writer = csv.DictWriter(file, lines[0])
         writer.writeheader()
         writer.writerows(lines)
-    told = {"size": 32, "epochs": 1, "batch": 12, "workers": 0, "device": "cpu", "sight": "patches", "parts": 2}
+    settings = {"size": 32, "epochs": 1, "batch": 12, "workers": 0, "device": "cpu", "sight": "patches", "parts": 2}
     path = folder_of(tmp_path / "runs" / "object", "iFAM K=8", 0)
-    train(Ifam(data, out=path, backbone="random:nano", **told))
+    train(Ifam(data, out=path, backbone="random:nano", **settings))
     context = Context({}, {}, tmp_path / "runs", tmp_path / "cache", device="cpu", workers=0)
     measure_interventions(context, Row("object", "iFAM K=8", "ifam"))
     found = json.loads((path / FOUND).read_text())["objects"]
@@ -94,9 +94,9 @@ def test_the_same_intervention_is_asked_about_once_and_shuffled_labels_show_no_g
         # Without part 1 all is right, which shuffling must make worthless.
         return [answers_of(np.full(200, 1 in one.drop) | (np.arange(200) % 3 > 0)) for one in some]
 
-    answers = cached(looked)
-    answers([Intervention(), Intervention(drop=(1,))])
-    noise = on_noise(answers, 3, {0.99: (1.0, 1.0, 1.0)}, 3)
+    predictions = cached(looked)
+    predictions([Intervention(), Intervention(drop=(1,))])
+    noise = on_noise(predictions, 3, {0.99: (1.0, 1.0, 1.0)}, 3)
     assert noise == {"searches": 3, "found_something": 0}
     assert len(asked) == len(set(asked)) == 5
 

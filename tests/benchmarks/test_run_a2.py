@@ -41,7 +41,7 @@ def toy(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def displaced(toy) -> Path:
-    """The same test pictures; every other bird is said to have been moved."""
+    """The same test images; every other bird counts as moved."""
     with (toy / "rows.csv").open(newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["split"] == "test"]
     with (toy / "displaced.csv").open("w", newline="") as file:
@@ -199,8 +199,8 @@ def test_a_row_that_fails_does_not_take_the_others_with_it(asked, tmp_path, monk
     context = replace(run.context_of(asked), runs=tmp_path / "runs")
     rows = [Row("birds", "odd", "probe --size 7 --backbone @N"), Row("birds", "distances", "distances")]
     run.run_stage(asked, context, [(row, {"look": None}) for row in rows], None)
-    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert ["failed" in line for line in said] == [True, False]
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert ["failed" in line for line in printed] == [True, False]
     assert len(arrays_in(tmp_path / "runs" / "birds" / "distances-0")["distance"]) == 16
 
 

@@ -41,15 +41,15 @@ def test_every_row_is_a_command_that_is_understood_and_has_a_folder_of_its_own(k
 
 
 def test_the_ablations_are_those_of_the_papers_table(tmp_path):
-    told = {row.name: command_of(context(tmp_path), row) for row in rows_of("cub")}
-    full = told["iFAM K=4"]
+    commands = {row.name: command_of(context(tmp_path), row) for row in rows_of("cub")}
+    full = commands["iFAM K=4"]
     assert (full.part_dropout, full.sight, full.shaping.entropy, full.classify_parts) == (0.3, "patches", 1, 1)
-    assert told["iFAM K=4, soft masks"].soft_mask
-    shaping = told["iFAM K=4, no shaping"].shaping
+    assert commands["iFAM K=4, soft masks"].soft_mask
+    shaping = commands["iFAM K=4, no shaping"].shaping
     assert {value for value in vars(shaping).values() if isinstance(value, float | int)} == {0}
-    assert told["iFAM K=4, no stage-1 classification"].classify_parts == 0
-    assert told["iFAM K=4, frozen stage 2"].freeze_predictor
-    assert {told[f"iFAM K=4, part dropout {share}"].part_dropout for share in ("0", "0.1", "0.5")} == {0, 0.1, 0.5}
+    assert commands["iFAM K=4, no stage-1 classification"].classify_parts == 0
+    assert commands["iFAM K=4, frozen stage 2"].freeze_predictor
+    assert {commands[f"iFAM K=4, part dropout {share}"].part_dropout for share in ("0", "0.1", "0.5")} == {0, 0.1, 0.5}
     assert {f"iFAM K=4, {how}" for how in ABLATED} <= {row.name for row in rows_of("cub")}
 
 

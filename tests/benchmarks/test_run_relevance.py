@@ -158,9 +158,9 @@ def test_rows_are_run_and_measured_and_the_rate_is_the_one_that_validation_chose
 
 
 def test_the_run_that_the_rate_was_chosen_by_is_not_trained_again(done):
-    said = facts_in(folder_of(done / "birds", "RobustViT", 0))["benchmark"]
-    tried = f"RobustViT, rate {said['rate']['rate']}"
-    assert (said["row"], said["trained_as"]) == ("RobustViT", tried)
+    reported = facts_in(folder_of(done / "birds", "RobustViT", 0))["benchmark"]
+    tried = f"RobustViT, rate {reported['rate']['rate']}"
+    assert (reported["row"], reported["trained_as"]) == ("RobustViT", tried)
     assert "trained_as" not in facts_in(folder_of(done / "birds", tried, 0))["benchmark"]
     one, other = (folder_of(done / "birds", name, 0) for name in ("RobustViT", tried))
     assert (one / "best.safetensors").read_bytes() == (other / "best.safetensors").read_bytes()
@@ -252,9 +252,9 @@ def test_rows_that_went_on_with_another_training_of_their_beginning_are_named(do
 def test_claims_without_runs_are_not_run(done, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sys, "argv", ["claims.py", "relevance", str(done), "--out", str(tmp_path / "claims.json")])
     claims.main()
-    said = {one["id"]: one["verdict"] for one in json.loads((tmp_path / "claims.json").read_text())["claims"]}
-    assert list(said) == [f"R{number}" for number in range(1, 13)]
-    assert said["R10"] == said["R6"] == NOT_RUN
+    reported = {one["id"]: one["verdict"] for one in json.loads((tmp_path / "claims.json").read_text())["claims"]}
+    assert list(reported) == [f"R{number}" for number in range(1, 13)]
+    assert reported["R10"] == reported["R6"] == NOT_RUN
 
 
 def test_of_rates_that_validate_alike_the_smaller_is_taken(tmp_path, monkeypatch):

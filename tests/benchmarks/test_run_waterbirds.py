@@ -114,7 +114,11 @@ def made(tmp_path_factory):
     (home / "rows.json").write_text(json.dumps(TINY))
     common = ["--parallel", 1, "--workers", 0, "--device", "cpu", "--splits", "test", "--seeds", 0]
     data = ["--data", f"birds={home / 'toy'}", "--cache", home / "cache"]
-    with pytest.MonkeyPatch.context() as patch, (home / "said").open("w") as said, contextlib.redirect_stdout(said):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        (home / "log").open("w") as log,
+        contextlib.redirect_stdout(log),
+    ):
         patch.setattr(lanes, "new_process", lambda: ThreadPoolExecutor(1))
         script(home, *data, "--backbones", "TI=random:nano", "--precision", "fp32", "--no-measure", *common)
         script(home, *data, "--no-train", *common)
@@ -137,8 +141,8 @@ def test_every_run_is_trained_measured_and_certified(made):
 
 
 def test_training_and_measuring_say_how_long_each_step_took_and_share_the_decoded_pictures(made):
-    said = [json.loads(line) for line in (made / "said").read_text().splitlines() if line.startswith('{"set"')]
-    assert [(line["row"], list(line["seconds"])) for line in said] == [
+    lines = [json.loads(line) for line in (made / "log").read_text().splitlines() if line.startswith('{"set"')]
+    assert [(line["row"], list(line["seconds"])) for line in lines] == [
         *((row, ["training"]) for row in TINY),
         *((row, ["localize", "shape", "certify"]) for row in TINY if row != "ERM"),
     ]
@@ -168,8 +172,8 @@ def test_parcels_hold_whole_runs_without_weights_and_no_more_than_they_may(made,
 def test_the_table_is_made_from_copies_without_weights_or_data(made, capsys, tmp_path):
     out = tmp_path / "table.json"
     script(made, "--splits", "test", "--collect", "--markdown", "--out", out, runs="copy")
-    said, content = capsys.readouterr().out, json.loads(out.read_text())
-    assert "| early mask, true, pixels | 1 |" in said
+    printed, content = capsys.readouterr().out, json.loads(out.read_text())
+    assert "| early mask, true, pixels | 1 |" in printed
     assert [found["row"] for found in content["rows"]] == list(TINY)
     assert set(content["rows"][1]["sight"]["test"]) >= {"grid_iou", "pixel_iou", "coverage"}
     assert len(content["rows"][0]["metrics"]["test"]["groups"]) == 4
@@ -195,8 +199,8 @@ def many_kinds(tmp_path):
         folder = folder_of(tmp_path / "runs" / "cub", row, 0)
         (folder / "predictions").mkdir(parents=True)
         images = [f"{name}.jpg" for name in range(160)]
-        answers = Predictions.from_logits(images, of // 2, logits, kinds, of, groups)
-        answers.save_csv(folder / "predictions" / "test.csv")
+        predicted = Predictions.from_logits(images, of // 2, logits, kinds, of, groups)
+        predicted.save_csv(folder / "predictions" / "test.csv")
         (folder / "run.json").write_text(json.dumps(facts))
         (folder / "metrics.json").write_text("{}")
     return tmp_path / "runs" / "cub"
@@ -206,10 +210,10 @@ def test_of_many_groups_the_table_and_the_differences_are_of_attributes(many_kin
     results = [result_of(many_kinds, row, "", ("test",), (0,)) for row in (TRUE, TRUE_PIXELS)]
     (pair,) = pairs = paired(many_kinds, ROWS, "test", (0,))
     show([found for found in results if found], pairs, "test", markdown=True)
-    said = capsys.readouterr().out
-    assert "|  | seeds | accuracy | original | swapped | grid IoU |" in said
-    assert "| early mask, true | 1 | 71.2 [63.8, 77.7] | 95.0 [87.8, 98.0] | 47.5 [36.9, 58.3] |" in said
-    assert "|  | against | seeds | original |  | swapped |  | accuracy |  |" in said
+    printed = capsys.readouterr().out
+    assert "|  | seeds | accuracy | original | swapped | grid IoU |" in printed
+    assert "| early mask, true | 1 | 71.2 [63.8, 77.7] | 95.0 [87.8, 98.0] | 47.5 [36.9, 58.3] |" in printed
+    assert "|  | against | seeds | original |  | swapped |  | accuracy |  |" in printed
     assert pair["original"]["value"] == 0
     assert pair["swapped"]["value"] == pytest.approx(0.475)
     assert (pair["original"]["verdict"], pair["swapped"]["verdict"]) == ("undecided", "better")

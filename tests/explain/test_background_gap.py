@@ -16,7 +16,7 @@ from ..datasets.published import put, released_map
 CHIHUAHUA, TISSUE = "n02085620", "n15075141"  # a dog, and one that is none of the nine
 
 
-def answers(folder: Path) -> list[dict[str, str]]:
+def prediction_rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "predictions" / "test.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -51,7 +51,7 @@ def birds(tmp_path_factory) -> Path:
 def test_evaluate_shows_the_gap_on_mixed_birds_with_n_and_interval(birds):
     code, out, _ = typed("evaluate", birds / "erm", *QUICK)
     assert code == 0
-    lines, gap = answers(birds / "erm"), metrics(birds / "erm")["background_gap"]
+    lines, gap = prediction_rows(birds / "erm"), metrics(birds / "erm")["background_gap"]
     assert gap["value"] == pytest.approx(right(lines, "/same") - right(lines, "/rand"), abs=1e-6)
     assert gap["n"] == sum(line["group"].endswith(("/same", "/rand")) for line in lines) == 62
     assert -1 <= gap["low"] < gap["value"] < gap["high"] <= 1
@@ -87,9 +87,9 @@ def challenge(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("challenge") / "bg_challenge"
     for variant in ("mixed_same", "mixed_rand"):
         for number, name in enumerate(IMAGENET9_CLASSES):
-            for picture in range(3):
-                red = variant == "mixed_rand" and name == "dog" and picture > 0
-                paint(folder / variant / "val" / f"{number:02}_{name}" / f"{picture}.JPEG", "red" if red else "blue")
+            for i in range(3):
+                red = variant == "mixed_rand" and name == "dog" and i > 0
+                paint(folder / variant / "val" / f"{number:02}_{name}" / f"{i}.JPEG", "red" if red else "blue")
     return folder
 
 
@@ -99,8 +99,8 @@ def thousand(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("thousand")
     for split, count in (("train", 6), ("val", 2)):
         for wnid, colour in ((CHIHUAHUA, "blue"), (TISSUE, "red")):
-            for picture in range(count):
-                paint(folder / "data" / split / wnid / f"{split}{picture}.JPEG", colour)
+            for i in range(count):
+                paint(folder / "data" / split / wnid / f"{split}{i}.JPEG", colour)
     for name, *more in (("tuned",), ("plain", "--untuned")):
         arguments = ("train", "probe", folder / "data", *SMALL, *more, "--layout", "imagenet", "--out", folder / name)
         code, _, err = typed(*arguments)
@@ -125,7 +125,7 @@ def test_1000_classes_are_mapped_to_nine_by_the_released_map(thousand, challenge
     put(challenge, "in_to_in9.json", content=json.dumps(released_map()))
     for variant, dogs in (("mixed_same", 3), ("mixed_rand", 1)):
         folder, out = evaluated(thousand / "tuned", challenge, variant)
-        lines = answers(folder)
+        lines = prediction_rows(folder)
         assert {line["label"] for line in lines} == set(IMAGENET9_CLASSES)
         assert [name for name in lines[0] if name.startswith("p_")] == [f"p_{name}" for name in IMAGENET9_CLASSES]
         predicted = {line["image"]: line["predicted"] for line in lines if line["label"] == "dog"}

@@ -359,12 +359,12 @@ def test_the_command_writes_every_split_and_prints_a_table(sightline, toy, tmp_p
     found = Localization.from_dict(content["splits"]["test"])
     assert (found.n, found.figures["coverage"].value) == (24, 1)
     with (run / "localization" / "test.csv").open(newline="") as file:
-        pictures = list(csv.DictReader(file))
-    assert [line["image"] for line in pictures] == [image for image in read_rows(toy).images if "test/" in image]
+        photos = list(csv.DictReader(file))
+    assert [line["image"] for line in photos] == [image for image in read_rows(toy).images if "test/" in image]
     for name, figure in (("grid_iou", found.figures["grid_iou"]), ("mass attention", found.maps["attention"]["mass"])):
-        counted = [float(line[name]) for line in pictures if line[name]]
+        counted = [float(line[name]) for line in photos if line[name]]
         assert (len(counted), np.mean(counted)) == (figure.n, pytest.approx(figure.value, rel=1e-3))
-    assert "pooled_iou" not in pictures[0]
+    assert "pooled_iou" not in photos[0]
     in_brief = (run / "localization" / "val.csv").read_text().splitlines()
     assert in_brief[0] == "image,grid_iou,pixel_iou,coverage"
     assert max(len(value) for line in in_brief[1:] for value in line.split(",")[1:]) <= len("0.01234")

@@ -215,8 +215,8 @@ def test_the_command_prints_a_table_and_writes_results_and_figures(birds, tmp_pa
     assert len(lines) == 2 * (2 * 2 * 5 + 2 * 5 + 6 * 3)  # maps, the uniform map, shares of six blocks
     assert float(lines[0]["low"]) <= float(lines[0]["value"]) <= float(lines[0]["high"])
     for name in ("size", "shares", "layers", "attention"):
-        with Image.open(out / f"{name}.png") as picture:
-            assert min(picture.size) > 300
+        with Image.open(out / f"{name}.png") as image:
+            assert min(image.size) > 300
 
 
 def test_without_matplotlib_it_fails_early_unless_figures_are_off(birds, tmp_path, monkeypatch):

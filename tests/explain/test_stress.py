@@ -82,8 +82,8 @@ def test_the_given_share_of_pixels_is_blackened_rounded_down(share):
 
 def test_a_faithful_map_beats_random_and_its_negative_does_worse():
     images, labels = bright(40), torch.ones(40, dtype=torch.int64)
-    first, _, answers = perturb(Corner(), images, None, labels, ["right", "wrong", "sight"], random_of(40))
-    found = {(c.map, c.direction): c for c in curves(labels.numpy(), first.numpy(), numbers(answers))}
+    first, _, predictions = perturb(Corner(), images, None, labels, ["right", "wrong", "sight"], random_of(40))
+    found = {(c.map, c.direction): c for c in curves(labels.numpy(), first.numpy(), numbers(predictions))}
     assert found["right", "positive"].accuracy[1].value == 0  # the corner is gone, and with it the prediction
     assert found["right", "negative"].accuracy[-1].value == 1  # all but the corner is gone
     for direction in ("positive", "negative"):
@@ -96,8 +96,8 @@ def test_a_faithful_map_beats_random_and_its_negative_does_worse():
     assert "significantly less: wrong" in results
 
 
-def numbers(answers):
-    return {name: one.numpy() for name, one in answers.items()}
+def numbers(predictions):
+    return {name: one.numpy() for name, one in predictions.items()}
 
 
 def test_the_map_of_the_true_class_differs_only_where_the_answer_is_wrong(monkeypatch):
@@ -109,9 +109,9 @@ def test_the_map_of_the_true_class_differs_only_where_the_answer_is_wrong(monkey
 
     monkeypatch.setattr("sightline.explain.perturbation.explanation_map", of_a_class)
     labels = torch.tensor([1, 0, 1])
-    _, _, answers = perturb(method, bright(3), None, labels, ["gae"], random_of(3))
+    _, _, predictions = perturb(method, bright(3), None, labels, ["gae"], random_of(3))
     assert asked == [[1, 1, 1], [0]]
-    assert torch.equal(answers["gae"][[0, 2]], answers["gae, true class"][[0, 2]])
+    assert torch.equal(predictions["gae"][[0, 2]], predictions["gae, true class"][[0, 2]])
 
 
 def test_the_random_map_of_an_image_does_not_depend_on_its_batch():
@@ -316,8 +316,8 @@ def test_neighbours_are_skipped_with_a_note_if_no_label_occurs_in_training(runs,
     first = lines[0].split(",")[label]
     apart = [line for line in lines if (line.split(",")[label] == first) == (line.split(",")[split].strip() == "train")]
     data.write_text("".join([header, *apart]))
-    told = (data, *SHORT, "--tests", "neighbours", "masks", "--out", tmp_path)
-    code, out, err = typed("stress", runs / "erm-0", *told)
+    flags = (data, *SHORT, "--tests", "neighbours", "masks", "--out", tmp_path)
+    code, out, err = typed("stress", runs / "erm-0", *flags)
     assert code == 0, err
     assert "neighbours: skipped: no label of these images occurs among the training images" in " ".join(out.split())
     results = json.loads((tmp_path / "stress" / "test.json").read_text())
@@ -342,8 +342,8 @@ def test_invalid_settings_are_refused(runs, tmp_path, flags, words):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_finds_the_same_images_and_maps(runs, stressed, tmp_path):
-    told = [word if word != "cpu" else "cuda" for word in SHORT]
-    assert typed("stress", runs / "erm-0", *told, "--no-figures", "--out", tmp_path)[0] == 0
+    flags = [word if word != "cpu" else "cuda" for word in SHORT]
+    assert typed("stress", runs / "erm-0", *flags, "--no-figures", "--out", tmp_path)[0] == 0
     tables = [list(csv.DictReader((at / "stress" / "test.csv").open())) for at in (tmp_path, stressed[0])]
     assert [line["image"] for line in tables[0]] == [line["image"] for line in tables[1]]
     masses = [[float(line["mass gae"]) for line in table] for table in tables]

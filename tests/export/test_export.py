@@ -26,7 +26,7 @@ from sightline.vit.model import Input
 from sightline.where.corrections import Correction, PartAssignment
 
 from ..commands import typed
-from ..exporting import TOLD, answers, pictures, tiny
+from ..exporting import SETTINGS, onnx_outputs, tiny, toy_images
 
 KEPT = Intervention(drop=(1,), quantile=0.9, thresholds=(1e3, float("nan")), names={0: "head"})
 
@@ -36,7 +36,7 @@ def trained(toy, tmp_path_factory):
     """A learned selector with a refined, pixel-exact sight at twice the size; with a part removed."""
     folder = tmp_path_factory.mktemp("export")
     settings = {"selector": "learned", "epochs": 1, "parts": 2, "head_lr_factor": 1.0, "prototype_lr_factor": 1.0}
-    done = train(Ifam(toy, tiny(folder, depth=1), folder / "run", **settings, **TOLD))
+    done = train(Ifam(toy, tiny(folder, depth=1), folder / "run", **settings, **SETTINGS))
     save_intervention(load(done), KEPT)
     return done
 
@@ -52,7 +52,7 @@ def exported(trained):
 
 @pytest.fixture(scope="module")
 def images(toy):
-    return pictures(toy, 4)
+    return toy_images(toy, 4)
 
 
 def same(found: dict[str, torch.Tensor], method, images: torch.Tensor) -> None:
@@ -68,14 +68,16 @@ def same(found: dict[str, torch.Tensor], method, images: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_by_default_the_file_predicts_as_the_model_with_the_saved_intervention(exported, trained, images, count):
-    same(answers(exported[0], images=images[:count]), apply_intervention(load(trained).method, KEPT), images[:count])
+    same(
+        onnx_outputs(exported[0], images=images[:count]), apply_intervention(load(trained).method, KEPT), images[:count]
+    )
 
 
 @pytest.mark.parametrize("drop", [(), (0,), (1,), (0, 1)])
 def test_part_removal_is_an_input(exported, trained, images, drop):
     kept = torch.tensor([k not in drop for k in range(2)])
     free = torch.full((2,), torch.inf)
-    found = answers(exported[0], images=images, parts_kept=kept, distance_limits=free)
+    found = onnx_outputs(exported[0], images=images, parts_kept=kept, distance_limits=free)
     method = load(trained).method
     if len(drop) == 2:
         assert not found["keep_pixels"].any()
@@ -88,19 +90,19 @@ def test_token_removal_and_forced_parts_are_inputs(exported, trained, images):
     with torch.no_grad():
         middle = float(method.detect(images).mask_assignment.distances.median()) + 1e-4
     limits = torch.tensor([middle, middle])
-    found = answers(exported[0], images=images, parts_kept=everything, distance_limits=limits)
-    plain = answers(exported[0], images=images, parts_kept=everything, distance_limits=torch.full((2,), torch.inf))
+    found = onnx_outputs(exported[0], images=images, parts_kept=everything, distance_limits=limits)
+    plain = onnx_outputs(exported[0], images=images, parts_kept=everything, distance_limits=torch.full((2,), torch.inf))
     assert found["keep_pixels"].sum() < plain["keep_pixels"].sum()
     same(found, apply_intervention(method, Intervention((), 0.5, (middle, middle))), images)
     forced = {"parts_forced": torch.tensor([True, False]), "distance_limits": torch.full((2,), torch.inf)}
-    found = answers(exported[0], images=images, parts_kept=everything, **forced)
+    found = onnx_outputs(exported[0], images=images, parts_kept=everything, **forced)
     same(found, apply_intervention(method, Intervention(force=(0,))), images)
 
 
 def test_nothing_outside_the_sight_reaches_the_prediction_of_the_file(exported, trained, images):
     """The part of the file that predicts from the sight, with redrawn hidden pixels; visible ones do count."""
     graph, file = PartsGraph(load(trained).method), str(exported[0] / "model.onnx")
-    found = answers(exported[0], images=images)
+    found = onnx_outputs(exported[0], images=images)
     sight = {name: found[name] for name in ("keep", "keep_pixels")}
     judge, visible = open_session(extract_judge(file, graph)), Sight(**sight).visible((32, 32))
     assert {one.name for one in judge.get_inputs()} == {"images", "keep", "keep_pixels"}
@@ -143,8 +145,8 @@ def test_model_json_describes_the_file_and_is_in_its_metadata(exported, trained)
 def test_the_example_runs_as_it_is_printed(exported, toy, tmp_path):
     folder, _ = exported
     facts = json.loads((folder / "model.json").read_text())
-    picture = next(iter(sorted((toy / "test").glob("*.png"))))
-    program = facts["example"].replace("picture.jpg", str(picture))
+    file = next(iter(sorted((toy / "test").glob("*.png"))))
+    program = facts["example"].replace("picture.jpg", str(file))
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] in facts["classes"]

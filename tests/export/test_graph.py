@@ -17,7 +17,7 @@ from sightline.train import train
 
 from ..commands import typed
 from ..conftest import small_vit
-from ..exporting import TOLD, answers, pictures, tiny
+from ..exporting import SETTINGS, onnx_outputs, tiny, toy_images
 
 LOOP = {"epochs": 1}
 METHODS = {
@@ -38,9 +38,9 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_predicts_the_same_as_in_torch(name, toy, folder):
     kind, settings = METHODS[name]
-    model = load(train(kind(toy, tiny(folder, depth=1), folder / name, **settings, **TOLD)))
+    model = load(train(kind(toy, tiny(folder, depth=1), folder / name, **settings, **SETTINGS)))
     graph = build_graph(model.method, name)
-    images = pictures(toy, 5)
+    images = toy_images(toy, 5)
     masks = disc_masks(5, (32, 32)) if name == "early-mask" else None
     file = to_onnx(graph, model.expects).SerializeToString()
     more = {} if "mask" in graph.extra_inputs((32, 32)) else graph.extra_inputs((32, 32))
@@ -61,7 +61,7 @@ def with_plain_switches(file: bytes, more: dict[str, torch.Tensor]) -> bytes:
 
 
 def test_a_model_that_sees_the_whole_image_is_exported_as_not_blind(toy, folder):
-    run = train(Probe(toy, tiny(folder, depth=1), folder / "probe", **TOLD))
+    run = train(Probe(toy, tiny(folder, depth=1), folder / "probe", **SETTINGS))
     code, out, errors = typed("export", run, "--out", folder / "out", "--images", toy, "--limit", 3)
     assert code == 0, errors
     assert "Blind" not in out
@@ -71,8 +71,8 @@ def test_a_model_that_sees_the_whole_image_is_exported_as_not_blind(toy, folder)
     assert facts["parts"] is None
     assert list(facts["outputs"]) == ["logits", "probabilities"]
     assert "It sees the whole image." in (folder / "out" / "README.md").read_text()
-    images = pictures(toy, 2)
-    found = answers(folder / "out", images=images)["logits"]
+    images = toy_images(toy, 2)
+    found = onnx_outputs(folder / "out", images=images)["logits"]
     torch.testing.assert_close(found, logits(run, images), atol=1e-4, rtol=1e-4)
 
 
@@ -83,7 +83,7 @@ def logits(run, images):
 
 
 def test_a_method_that_cannot_be_exported_is_an_error_with_an_alternative(toy, folder):
-    run = train(RandomCrop(toy, tiny(folder, depth=1), folder / "random", **TOLD))
+    run = train(RandomCrop(toy, tiny(folder, depth=1), folder / "random", **SETTINGS))
     code, _, errors = typed("export", run)
     assert code == 2
     assert "drawn from a hash of each image; use it from Python: sightline.load" in errors

@@ -36,38 +36,38 @@ class StubHub(BaseHTTPRequestHandler):
             hub.tokens.append(self.headers.get("Authorization"))
             refused = {"nobody": 403, "stranger": 401}
             if owner in refused:
-                return self.answer(refused[owner], {"error": "no"})
+                return self.reply(refused[owner], {"error": "no"})
             visible = payload.get("visibility") or ("private" if payload.get("private") else "public")
             hub.private.setdefault(f"{owner}/{name}", visible == "private")
-            return self.answer(200, {"url": f"{hub.address}/{owner}/{name}"})
+            return self.reply(200, {"url": f"{hub.address}/{owner}/{name}"})
         if self.path == "/api/validate-yaml":
             hub.cards.append(json.loads(body)["content"])
-            return self.answer(200, {"warnings": [], "errors": []})
+            return self.reply(200, {"warnings": [], "errors": []})
         if "/preupload/" in self.path:
             files = [{"path": f["path"], "uploadMode": mode(f["path"]), "shouldIgnore": False, "oid": None}
                      for f in json.loads(body)["files"]]  # fmt: skip
-            return self.answer(200, {"files": files})
+            return self.reply(200, {"files": files})
         if self.path.endswith("/info/lfs/objects/batch"):
             objects = [one | {"actions": {"upload": {"href": f"{hub.address}/upload/{one['oid']}"}}}
                        for one in json.loads(body)["objects"]]  # fmt: skip
-            return self.answer(200, {"transfer": "basic", "objects": objects})
+            return self.reply(200, {"transfer": "basic", "objects": objects})
         assert "/commit/" in self.path
         name = "/".join(self.path.split("/")[3:5])
         repository = hub.files.setdefault(name, {})
         for line in body.splitlines():
-            said = json.loads(line)
-            if said["key"] == "file":
-                repository[said["value"]["path"]] = base64.b64decode(said["value"]["content"])
-            if said["key"] == "lfsFile":
-                repository[said["value"]["path"]] = hub.uploads[said["value"]["oid"]]
-        return self.answer(
+            entry = json.loads(line)
+            if entry["key"] == "file":
+                repository[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+            if entry["key"] == "lfsFile":
+                repository[entry["value"]["path"]] = hub.uploads[entry["value"]["oid"]]
+        return self.reply(
             200, {"success": True, "commitOid": COMMIT, "commitUrl": f"{hub.address}/{name}/commit/{COMMIT}"}
         )
 
     def do_PUT(self):
         length = self.headers.get("Content-Length")
         self.server.uploads[self.path.split("/")[-1]] = self.rfile.read(int(length)) if length else self.chunks()
-        self.answer(200, {})
+        self.reply(200, {})
 
     def do_HEAD(self):
         self.server.asked.append(f"{self.command} {self.path}")
@@ -75,16 +75,16 @@ class StubHub(BaseHTTPRequestHandler):
         if parts[1] == "api":
             name = "/".join(parts[3:5])
             if name not in self.server.files:
-                return self.answer(404, {"error": "none"}, {"X-Error-Code": "RepoNotFound"})
+                return self.reply(404, {"error": "none"}, {"X-Error-Code": "RepoNotFound"})
             if "tree" in parts:
                 listed = self.server.files[name].items()
-                return self.answer(200, [{"type": "file", "path": f, "size": len(c), "oid": "0"} for f, c in listed])
+                return self.reply(200, [{"type": "file", "path": f, "size": len(c), "oid": "0"} for f, c in listed])
             siblings = [{"rfilename": file} for file in self.server.files[name]]
             private = self.server.private[name]
-            return self.answer(200, {"id": name, "sha": COMMIT, "private": private, "siblings": siblings})
+            return self.reply(200, {"id": name, "sha": COMMIT, "private": private, "siblings": siblings})
         content = self.server.files["/".join(parts[1:3])]["/".join(parts[5:])]
         etag = hashlib.sha256(content).hexdigest()
-        return self.answer(200, content, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'})
+        return self.reply(200, content, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'})
 
     do_GET = do_HEAD
 
@@ -96,7 +96,7 @@ class StubHub(BaseHTTPRequestHandler):
         self.rfile.readline()
         return content
 
-    def answer(self, status, content, headers=None):
+    def reply(self, status, content, headers=None):
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         for name, value in ({"Content-Length": len(body)} | (headers or {})).items():
@@ -162,10 +162,10 @@ def test_a_run_is_published_as_private(hub, birds):
 
 def test_only_what_loading_needs_and_a_card_are_published(hub, birds):
     assert set(hub.files["someone/birds"]) == {"README.md", "best.safetensors", "metrics.json", "run.json"}
-    said = hub.files["someone/birds"]["README.md"].decode()
-    assert said.startswith("---\nlibrary_name: sightline\n")
-    assert 'sightline.load("hf:someone/birds")' in said
-    assert hub.cards[0] == said  # the hub was asked whether it is well-formed
+    readme = hub.files["someone/birds"]["README.md"].decode()
+    assert readme.startswith("---\nlibrary_name: sightline\n")
+    assert 'sightline.load("hf:someone/birds")' in readme
+    assert hub.cards[0] == readme  # the hub was asked whether it is well-formed
 
 
 def test_no_path_of_this_machine_is_published(hub, birds, trained, toy):
@@ -176,12 +176,12 @@ def test_no_path_of_this_machine_is_published(hub, birds, trained, toy):
 
 
 def test_a_published_run_loads_and_predicts_the_same_bits(hub, birds, trained, toy):
-    picture = next(iter(sorted((toy / "test").glob("*.png"))))
-    done = process(hub, "-c", ANSWER, "hf:someone/birds", picture, HF_TOKEN="")
+    image = next(iter(sorted((toy / "test").glob("*.png"))))
+    done = process(hub, "-c", ANSWER, "hf:someone/birds", image, HF_TOKEN="")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == sightline.load(trained).predict(picture).logits.tolist()
+    assert json.loads(done.stdout) == sightline.load(trained).predict(image).logits.tolist()
     before = len(hub.asked)
-    again = process(hub, "-c", ANSWER, "hf:someone/birds", picture, HF_HUB_OFFLINE="1")
+    again = process(hub, "-c", ANSWER, "hf:someone/birds", image, HF_HUB_OFFLINE="1")
     assert again.stdout == done.stdout
     assert len(hub.asked) == before  # from the cache
 
@@ -234,7 +234,7 @@ def typed_as_logged_in(*arguments):
 
 
 @pytest.mark.parametrize(
-    ("said", "left"),
+    ("given", "left"),
     [
         ("/home/someone/data/birds", "birds"),
         ("found:/home/someone/vit.safetensors", "found:vit.safetensors"),
@@ -244,8 +244,8 @@ def typed_as_logged_in(*arguments):
         ({"a": ["/x/y", 3, None]}, {"a": ["y", 3, None]}),
     ],
 )
-def test_only_the_last_component_of_a_path_is_published(said, left):
-    assert without_paths(said) == left
+def test_only_the_last_component_of_a_path_is_published(given, left):
+    assert without_paths(given) == left
 
 
 @pytest.mark.parametrize("name", ["birds", "a/b/c", "a/b c", "-a/b", ""])

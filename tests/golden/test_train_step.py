@@ -72,7 +72,7 @@ def test_every_loss_and_gradient(model, inputs, draws, expected):
     total = torch.stack(list(losses.values())).sum()
     for theirs, value in {
         "ce_stage1": losses["parts"],
-        "ce_stage2": losses["answer"],
+        "ce_stage2": losses["classification"],
         "total_variation": losses["total_variation"],
         "entropy": losses["entropy"],
         "equivariance": losses["equivariance"],

@@ -33,7 +33,7 @@ WAYS = {
 EVERY_WAY = pytest.mark.parametrize("way", WAYS)
 
 
-def taught(model, temperature=5.0):
+def trained(model, temperature=5.0):
     """Prototypes that tell the colours apart."""
     flat = torch.tensor(COLOURS)[:, :, None, None].expand(-1, 3, 32, 32)
     with torch.no_grad():
@@ -44,7 +44,7 @@ def taught(model, temperature=5.0):
 
 def ifam(way="refined", **changes) -> IFam:
     settings, vit = Ifam(Path("data"), **{"parts": 3} | WAYS[way] | changes), small_vit(classes=0)
-    return taught(
+    return trained(
         IFam(
             make_selector(vit, settings, 2),
             make_predictor(vit, settings, 2),
@@ -56,18 +56,18 @@ def ifam(way="refined", **changes) -> IFam:
 
 def pdiscoformer() -> PDiscoFormer:
     settings = Pdiscoformer(Path("data"), parts=3)
-    return taught(PDiscoFormer(make_selector(small_vit(classes=0), settings, 2), PartSettings.of(settings)))
+    return trained(PDiscoFormer(make_selector(small_vit(classes=0), settings, 2), PartSettings.of(settings)))
 
 
 @pytest.fixture
 def images(generator):
     """Each has all three colours, in patches of 8 pixels, on the background."""
-    pictures = torch.tensor(COLOURS[3])[:, None, None].repeat(4, 1, 32, 32).clone()
-    for i, picture in enumerate(pictures):
+    photos = torch.tensor(COLOURS[3])[:, None, None].repeat(4, 1, 32, 32).clone()
+    for i, image in enumerate(photos):
         for part, (row, column) in enumerate([(i % 2, 1), (2, 1 + i % 2), (3 * (i // 2), 3)]):
             colour = torch.tensor(COLOURS[part])[:, None, None]
-            picture[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = colour
-    return (pictures + 0.05 * torch.rand(pictures.shape, generator=generator)).clamp(0, 1)
+            image[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = colour
+    return (photos + 0.05 * torch.rand(photos.shape, generator=generator)).clamp(0, 1)
 
 
 def assignment(generator, parts=4, spread=1.0) -> PartAssignment:

@@ -48,8 +48,8 @@ def data(tmp_path_factory):
         for split, count in COUNTS.items():
             for i in range(count):
                 label, tagged = i % 2, bool(i // 2 % 2)
-                picture, colour = drawn(label, tagged, generator)
-                picture.save(folder / f"{split}{i}.png")
+                photo, colour = drawn(label, tagged, generator)
+                photo.save(folder / f"{split}{i}.png")
                 words = ("round", "square")[label], ("plain", "tagged")[tagged]
                 rows.writerow([f"{split}{i}.png", words[0], " ".join(words), split])
                 colours += [colour] * (split == "train")
@@ -64,8 +64,8 @@ def trained(data, tmp_path_factory):
     where = {"out": tmp_path_factory.mktemp("runs") / "run", "workers": 0, "device": "cpu"}
     run = train(Ifam(folder, backbone="sightline-nano", **settings, **where))
     method = load(run).method
-    pictures = [np.asarray(Image.open(folder / f"train{i}.png")) for i in range(COUNTS["train"])]
-    images = torch.tensor(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
+    photos = [np.asarray(Image.open(folder / f"train{i}.png")) for i in range(COUNTS["train"])]
+    images = torch.tensor(np.stack(photos)).permute(0, 3, 1, 2).float() / 255
     with torch.no_grad():
         features = method.where.discover(images).features.movedim(1, -1)
         means = [features[torch.tensor(colours == part)].mean(dim=0) for part in range(4)]
@@ -78,8 +78,8 @@ def trained(data, tmp_path_factory):
             tagged = torch.tensor((colours == 2).any(axis=(1, 2)) & (not drop)).float()
             wanted.append(4 * tagged + torch.tensor((colours == 1).any(axis=(1, 2))).float() * 2 - 1)
         handle.remove()
-        answer = torch.linalg.lstsq(torch.cat(tokens), torch.cat(wanted)[:, None], driver="gelsd").solution[:, 0]
-        head.weight.copy_(torch.stack([-answer, answer]))
+        solution = torch.linalg.lstsq(torch.cat(tokens), torch.cat(wanted)[:, None], driver="gelsd").solution[:, 0]
+        head.weight.copy_(torch.stack([-solution, solution]))
     save_tensors(run / "best.safetensors", method.state_dict(), load_tensors(run / "best.safetensors")[1])
     return run
 
@@ -168,8 +168,8 @@ def test_a_run_with_an_intervention_is_still_blind(run, data):
     typed_well("intervene", run, "--drop", 2)
     model = with_saved_intervention(load(run))
     assert isinstance(model.method, Intervened)
-    pictures = torch.stack([torch.tensor(np.asarray(Image.open(data[0] / f"val{i}.png"))) for i in range(2)])
-    certificate = verify(model.method, pictures.permute(0, 3, 1, 2).float() / 255, draws=1, ascent_steps=2)
+    images = torch.stack([torch.tensor(np.asarray(Image.open(data[0] / f"val{i}.png"))) for i in range(2)])
+    certificate = verify(model.method, images.permute(0, 3, 1, 2).float() / 255, draws=1, ascent_steps=2)
     assert certificate.verdict == "blind", certificate.sentence
     out, err = typed_well("verify", run, data[0] / "val0.png", "--draws", 1, "--limit", 1)
     assert "Blind outside its sight" in out
@@ -220,25 +220,25 @@ def test_a_new_part_name_keeps_the_metrics_of_other_splits(run):
 
 
 def test_predict_applies_the_saved_intervention_and_says_so(run, data):
-    picture = data[0] / "test2.png"  # round and tagged: the one that is taken for square
-    plain, _ = typed_well("predict", run, picture)
+    image = data[0] / "test2.png"  # round and tagged: the one that is taken for square
+    plain, _ = typed_well("predict", run, image)
     typed_well("intervene", run, "--drop", 2)
-    changed, err = typed_well("predict", run, picture)
+    changed, err = typed_well("predict", run, image)
     assert "without part 2 (--no-intervention: as trained)" in err
     assert (plain.splitlines()[1].split(",")[1], changed.splitlines()[1].split(",")[1]) == ("square", "round")
-    assert typed_well("predict", run, picture, "--no-intervention")[0] == plain
+    assert typed_well("predict", run, image, "--no-intervention")[0] == plain
 
 
 def test_a_mask_given_by_the_user_is_the_sight(run, data, tmp_path):
-    picture, colour = drawn(0, True, np.random.default_rng(5))
-    picture.save(tmp_path / "one.png")
+    photo, colour = drawn(0, True, np.random.default_rng(5))
+    photo.save(tmp_path / "one.png")
     mask = (colour == 0).repeat(8, axis=0).repeat(8, axis=1)
     Image.fromarray((255 * mask).astype(np.uint8)).save(tmp_path / "mask.png")
     plain, _ = typed_well("predict", run, tmp_path / "one.png")
     shown, _ = typed_well("predict", run, tmp_path / "one.png", "--mask", tmp_path / "mask.png", "--overlay", tmp_path)
     assert (plain.splitlines()[1].split(",")[1], shown.splitlines()[1].split(",")[1]) == ("square", "round")
-    for picture, message in (((data[0],), "a mask is for a single image"), ((data[0] / "val0.png",), None)):
-        code, _, err = typed("predict", run, *picture, "--mask", tmp_path / "mask.png")
+    for photo, message in (((data[0],), "a mask is for a single image"), ((data[0] / "val0.png",), None)):
+        code, _, err = typed("predict", run, *photo, "--mask", tmp_path / "mask.png")
         assert (code, message in err if message else True) == (2 if message else 0, True)
     Image.new("L", (8, 8)).save(tmp_path / "small.png")
     code, _, err = typed("predict", run, tmp_path / "one.png", "--mask", tmp_path / "small.png")

@@ -160,11 +160,11 @@ def test_on_pure_noise_the_search_finds_nothing_but_for_one_time_in_twenty():
     thresholds = dict.fromkeys(DISTANCES, (1.0,) * 8)
     for seed in range(seeds):
         generator = np.random.default_rng(seed)
-        labels, answers = generator.integers(0, 2, 160), generator.integers(0, 2, 160)
+        labels, predicted = generator.integers(0, 2, 160), generator.integers(0, 2, 160)
         groups = 2 * labels + generator.integers(0, 2, 160)
 
-        def predict(interventions, labels=labels, answers=answers, groups=groups, generator=generator):
-            changed = [np.where(generator.random(160) < 0.3, 1 - answers, answers) for _ in interventions]
+        def predict(interventions, labels=labels, predicted=predicted, groups=groups, generator=generator):
+            changed = [np.where(generator.random(160) < 0.3, 1 - predicted, predicted) for _ in interventions]
             return [answered(labels, one == labels, ("a", "b"), groups, GROUPS) for one in changed]
 
         found = search(predict, 8, thresholds, resamples=2000)

@@ -1,4 +1,4 @@
-"""A² from data to answers: crops in, logistic regression out, and nothing but the crops in between."""
+"""A² from data to predictions: crops in, logistic regression out, and nothing but the crops in between."""
 
 import csv
 import json
@@ -56,10 +56,10 @@ def two_boxes(generator: torch.Generator, count: int) -> Sight:
 
 
 def test_a_box_is_cut_as_pillow_cuts_it(generator):
-    picture = torch.randint(0, 256, (2, 3, 40, 50), generator=generator, dtype=torch.uint8)
+    image = torch.randint(0, 256, (2, 3, 40, 50), generator=generator, dtype=torch.uint8)
     boxes = torch.tensor([[3, 5, 19, 21], [30, 0, 50, 40]])  # of two sizes
-    found = crop_and_resize(picture.float(), boxes, (32, 24))
-    for pixels, box, each in zip(picture, boxes.tolist(), found, strict=True):
+    found = crop_and_resize(image.float(), boxes, (32, 24))
+    for pixels, box, each in zip(image, boxes.tolist(), found, strict=True):
         by_pillow = (
             Image.fromarray(pixels.permute(1, 2, 0).numpy()).crop(box).resize((24, 32), Image.Resampling.BILINEAR)
         )
@@ -133,11 +133,11 @@ def test_a_loaded_run_predicts_the_same_without_the_original_files(toy, tmp_path
     model = load(folder)
     assert facts_of(folder)["where"]["backbone"]["file"] == "where.safetensors"
     with (folder / "predictions" / "test.csv").open(newline="") as file:
-        answers = list(csv.DictReader(file))
-    given = model.predict([toy / row["image"] for row in answers])
-    assert [model.classes[i] for i in given.labels] == [row["predicted"] for row in answers]
-    told = torch.tensor([[float(row[f"p_{name}"]) for name in model.classes] for row in answers])
-    torch.testing.assert_close(given.probabilities, told, atol=1e-4, rtol=0)
+        outputs = list(csv.DictReader(file))
+    given = model.predict([toy / row["image"] for row in outputs])
+    assert [model.classes[i] for i in given.labels] == [row["predicted"] for row in outputs]
+    expected = torch.tensor([[float(row[f"p_{name}"]) for name in model.classes] for row in outputs])
+    torch.testing.assert_close(given.probabilities, expected, atol=1e-4, rtol=0)
     assert verify(model.method, torch.rand(2, 3, 64, 64), draws=1).verdict == "blind"
 
 
@@ -194,8 +194,8 @@ def test_a_crop_of_the_whole_image_is_the_probe(toy, tmp_path):
     whole = load(train(CentreCrop(**settings(toy, tmp_path / "crop", crop_size=("1",), **same))))
     probe = load(train(Probe(**settings(toy, tmp_path / "probe", **same))))
     images = torch.rand(4, 3, 64, 64)
-    answers = [m.method.judge(images, m.method.look(images)).logits for m in (whole, probe)]
-    torch.testing.assert_close(answers[0], answers[1])
+    predictions = [m.method.judge(images, m.method.look(images)).logits for m in (whole, probe)]
+    torch.testing.assert_close(predictions[0], predictions[1])
     assert log_of(whole.run.folder)["balanced"] == log_of(probe.run.folder)["balanced"]
 
 
@@ -237,9 +237,9 @@ def test_crops_that_do_not_fit_are_skipped(toy, tmp_path, capsys):
     folder = train(A2(**settings(toy, tmp_path / "run", crop_size=("2/7", "4/7", "65"), crop_count=(1, 2))))
     tried = [words.partition(",")[0] for words in log_of(folder)["tried_crops"]]
     assert tried == ["crops 2/7", "crops 2/7+2/7", "crops 4/7"]
-    said = capsys.readouterr().out
-    assert "Skipped: --crop-size 4/7+4/7: two crops of 37 and 37 pixels would overlap.\n" in said
-    assert "Skipped: --crop-size 65: larger than the image, 64 pixels.\n" in said
+    printed = capsys.readouterr().out
+    assert "Skipped: --crop-size 4/7+4/7: two crops of 37 and 37 pixels would overlap.\n" in printed
+    assert "Skipped: --crop-size 65: larger than the image, 64 pixels.\n" in printed
     with pytest.raises(UserError, match="would overlap; give smaller sides, or fewer of them"):
         train(A2(**settings(toy, tmp_path / "none", crop_size=("4/7", "5/7"), crop_count=(2,))))
 

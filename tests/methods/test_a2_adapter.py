@@ -135,7 +135,7 @@ def test_it_looks_at_the_candidates_with_the_highest_scores(generator):
 
 
 def learned_on(toy, labels: torch.Tensor, vit, seed: int) -> tuple[float, float]:
-    """The share of what is seen that lies around the creatures, before and after, on pictures not learned from."""
+    """The share of what is seen that lies around the creatures, before and after, on images not learned from."""
     sight, size = AdapterSettings(("1/4",), 1, "tokens", -1, "mean", 144).selector(vit), tuple(toy.images.shape[-2:])
     sight.adapter.initialize(torch.Generator().manual_seed(seed))
     images, what = toy.images.float() / 255, BoxProbe(vit, (24, 24), 16).eval()
@@ -170,18 +170,18 @@ def test_the_adapter_learns_to_look_at_what_the_labels_depend_on():
 
 
 def told_by_tokens(generator, n=128) -> tuple[AdaptedSight, AdapterData, torch.Tensor]:
-    """One of 16 cells holds the answer and another all attention; tokens say which is which."""
+    """One of 16 cells holds the object and another all attention; tokens say which is which."""
     sight = AdaptedSight(
         FrozenAttention(small_vit(classes=0)), CandidateBoxes([(0.25, None)]), Adapter("tokens", 32, 16)
     )
     sight.adapter.initialize(generator)
     places = torch.stack([torch.randperm(16, generator=generator)[:2] for _ in range(n)])
-    answer, attended = F.one_hot(places, 16).float().unbind(dim=1)
+    target, attended = F.one_hot(places, 16).float().unbind(dim=1)
     kinds = torch.randn(3, 32, generator=generator)
     labels = torch.arange(n) % 2
-    tokens = kinds[0] + answer[..., None] * kinds[1] + attended[..., None] * kinds[2]
+    tokens = kinds[0] + target[..., None] * kinds[1] + attended[..., None] * kinds[2]
     crops = torch.randn(n, 16, 8, generator=generator)
-    crops[..., 0] += 6 * answer * (2 * labels[:, None] - 1)
+    crops[..., 0] += 6 * target * (2 * labels[:, None] - 1)
     attention = torch.maximum(torch.rand(n, 16, generator=generator), 1.5 * attended).view(n, 4, 4)
     return (
         sight,
@@ -191,11 +191,11 @@ def told_by_tokens(generator, n=128) -> tuple[AdaptedSight, AdapterData, torch.T
 
 
 def test_the_adapter_finds_the_informative_cell_that_attention_ignores(generator):
-    sight, pictures, places = told_by_tokens(generator)
-    before = selected_candidates(sight, pictures)[:, 0] == places.T
+    sight, images, places = told_by_tokens(generator)
+    before = selected_candidates(sight, images)[:, 0] == places.T
     settings = A2Adapter(Path(), steps=150, lr=3e-3, support=64, query=64, noise_samples=50, noise=0.2)
-    learned = train_adapter(sight, pictures, 2, settings)
-    after = selected_candidates(sight, pictures)[:, 0] == places.T
+    learned = train_adapter(sight, images, 2, settings)
+    after = selected_candidates(sight, images)[:, 0] == places.T
     assert before.float().mean(dim=1).tolist() == pytest.approx([0, 1], abs=0.15)
     assert after.float().mean(dim=1).tolist() == pytest.approx([1, 0], abs=0.1)
     assert learned.moved > 0.8
@@ -203,10 +203,10 @@ def test_the_adapter_finds_the_informative_cell_that_attention_ignores(generator
 
 
 def test_without_exploration_nothing_is_learned_and_the_user_is_told(generator):
-    sight, pictures, places = told_by_tokens(generator)
+    sight, images, places = told_by_tokens(generator)
     peaks = F.one_hot(places[:, 1], 16).float().view(-1, 4, 4)
-    pictures = replace(pictures, attention=peaks)
-    learned = train_adapter(sight, pictures, 2, A2Adapter(Path(), steps=3, support=64, query=64, noise_samples=50))
+    images = replace(images, attention=peaks)
+    learned = train_adapter(sight, images, 2, A2Adapter(Path(), steps=3, support=64, query=64, noise_samples=50))
     assert learned.explored == 0
     assert learned.moved == 0
     assert "a larger --noise would explore more" in result_sentence(learned, 3000)
@@ -215,8 +215,8 @@ def test_without_exploration_nothing_is_learned_and_the_user_is_told(generator):
 def test_the_same_seed_trains_the_same(generator):
     state, weights = generator.get_state(), []
     for seed in (0, 0, 1):
-        sight, pictures, _ = told_by_tokens(generator.set_state(state), n=32)
-        train_adapter(sight, pictures, 2, A2Adapter(Path(), steps=3, support=16, query=16, noise_samples=5, seed=seed))
+        sight, images, _ = told_by_tokens(generator.set_state(state), n=32)
+        train_adapter(sight, images, 2, A2Adapter(Path(), steps=3, support=16, query=16, noise_samples=5, seed=seed))
         weights.append(sight.adapter.out.weight.detach().clone())
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -231,11 +231,11 @@ def test_a_loaded_run_predicts_the_same_and_is_blind(toy, tmp_path, kind):
     model = load(folder)
     assert isinstance(model.method, Method)
     with (folder / "predictions" / "test.csv").open(newline="") as file:
-        answers = list(csv.DictReader(file))
-    given = model.predict([toy / row["image"] for row in answers])
-    assert [model.classes[i] for i in given.labels] == [row["predicted"] for row in answers]
-    told = torch.tensor([[float(row[f"p_{name}"]) for name in model.classes] for row in answers])
-    torch.testing.assert_close(given.probabilities, told, atol=1e-4, rtol=0)
+        outputs = list(csv.DictReader(file))
+    given = model.predict([toy / row["image"] for row in outputs])
+    assert [model.classes[i] for i in given.labels] == [row["predicted"] for row in outputs]
+    expected = torch.tensor([[float(row[f"p_{name}"]) for name in model.classes] for row in outputs])
+    torch.testing.assert_close(given.probabilities, expected, atol=1e-4, rtol=0)
     assert given.sight.boxes.shape == (16, 2, 4)
     assert verify(model.method, torch.rand(2, 3, 64, 64), draws=1).verdict == "blind"
     assert len(log_of(folder)["losses"]) == 3

@@ -1,4 +1,4 @@
-"""Attentive probes: their pools by hand, and from the command line to an answer."""
+"""Attentive probes: their pools by hand, and from the command line to predictions."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from sightline.where.relevance import has_relevance_map
 from ..commands import typed
 from ..small_runs import Stop, files, in_two_processes, log_of, stopped_after
 
-TOLD = {"backbone": "random:nano", "size": 32, "epochs": 2, "batch": 32, "workers": 0, "device": "cpu"}
+SETTINGS = {"backbone": "random:nano", "size": 32, "epochs": 2, "batch": 32, "workers": 0, "device": "cpu"}
 
 
 def tokens(count: int = 5, width: int = 24) -> torch.Tensor:
@@ -58,24 +58,24 @@ def test_each_query_of_ep_pools_channels_of_its_own():
 
 @pytest.mark.parametrize("kind", [Aim, Ep])
 def test_from_the_command_line_to_predictions_with_a_frozen_backbone(kind, toy, tmp_path):
-    flags = [word for name, value in TOLD.items() for word in (f"--{name}", str(value))]
+    flags = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
     code, _, err = typed("train", kind.method, toy, "--out", tmp_path / "whole", *flags)
     assert code == 0, err
     with pytest.raises(Stop), stopped_after(4):
-        train(kind(toy, out=tmp_path / "stopped", save_minutes=0.0, **TOLD))
-    train(kind(toy, out=tmp_path / "stopped", save_minutes=0.0, resume=True, **TOLD))
+        train(kind(toy, out=tmp_path / "stopped", save_minutes=0.0, **SETTINGS))
+    train(kind(toy, out=tmp_path / "stopped", save_minutes=0.0, resume=True, **SETTINGS))
     assert files(tmp_path / "whole") == files(tmp_path / "stopped")
     model = load(tmp_path / "whole")
     with (tmp_path / "whole" / "predictions" / "test.csv").open(newline="") as file:
         line = next(csv.DictReader(file))
     assert model.predict(toy / line["image"]).name == line["predicted"]
     images = torch.rand(2, 3, *model.expects.size)
-    (picture,) = model.method.maps(images).values()
-    torch.testing.assert_close(picture.flatten(1).sum(dim=1), torch.ones(2))
-    said = typed("verify", tmp_path / "whole")[1]
-    assert "No certificate: its sight hides nothing" in said
-    assert "keeps it" not in said
-    assert not has_relevance_map(model.method), "its answer does not come through a CLS token"
+    (attention,) = model.method.maps(images).values()
+    torch.testing.assert_close(attention.flatten(1).sum(dim=1), torch.ones(2))
+    printed = typed("verify", tmp_path / "whole")[1]
+    assert "No certificate: its sight hides nothing" in printed
+    assert "keeps it" not in printed
+    assert not has_relevance_map(model.method), "its prediction does not come through a CLS token"
     untouched = load_backbone_of(tmp_path / "whole")
     for name, tensor in model.method.backbone.state_dict().items():
         if not name.startswith("head."):
@@ -91,14 +91,14 @@ def load_backbone_of(run) -> dict[str, torch.Tensor]:
 
 def test_heads_and_queries_must_divide_the_width(toy, tmp_path):
     with pytest.raises(UserError, match="--num-heads 11: must divide random:nano's width, 96, such as 8"):
-        train(Aim(toy, out=tmp_path / "a", num_heads=11, **TOLD))
+        train(Aim(toy, out=tmp_path / "a", num_heads=11, **SETTINGS))
     with pytest.raises(UserError, match="--queries 0: must divide"):
-        train(Ep(toy, out=tmp_path / "b", queries=0, **TOLD))
+        train(Ep(toy, out=tmp_path / "b", queries=0, **SETTINGS))
 
 
 @pytest.mark.slow
 def test_two_processes_standardise_like_one(toy, tmp_path):
-    one = train(Aim(toy, out=tmp_path / "one", **TOLD))
-    in_two_processes(Aim(toy, out=tmp_path / "two", **TOLD))
+    one = train(Aim(toy, out=tmp_path / "one", **SETTINGS))
+    in_two_processes(Aim(toy, out=tmp_path / "two", **SETTINGS))
     for mine, theirs in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)

@@ -1,4 +1,4 @@
-"""DFR: what balanced groups do to a shortcut, and which pictures it says it has used."""
+"""DFR: what balanced groups do to a shortcut, and which images it says it has used."""
 
 import json
 from pathlib import Path
@@ -147,8 +147,8 @@ def test_several_classes_are_one_vs_rest_and_absent_ones_never_predicted():
     labels = rng.choice([0, 2, 3], size=300)
     x = np.eye(4)[labels] + rng.normal(size=(300, 4)) * 0.2
     linear = fit_balanced(x, labels, labels, 4, EASY, rng, refits=2)
-    answers = linear.logits(x).argmax(axis=1)
-    assert (answers == labels).mean() > 0.97
+    predictions = linear.logits(x).argmax(axis=1)
+    assert (predictions == labels).mean() > 0.97
     only = fit_l1(x, (labels == 2).astype(int), 2, EASY, 0)
     np.testing.assert_allclose(fit_l1(x, labels, 4, EASY, 0).weight[2], only.weight[1])
 
@@ -162,14 +162,14 @@ def test_the_grid_has_every_c_and_weights_of_either_of_two_classes():
 def test_held_out_data_select_and_ties_go_to_the_first():
     x, labels, groups = planted(0, agree=0.9, n=200)
     options = [Hyperparameters(1.0), Hyperparameters(0.1), Hyperparameters(0.01)]
-    told = {1.0: 0.5, 0.1: 0.8, 0.01: 0.8}
+    settings = {1.0: 0.5, 0.1: 0.8, 0.01: 0.8}
     best, tried = select_hyperparameters(
-        x, labels, groups, 2, options, lambda fit: told[fit.c], np.random.default_rng(0)
+        x, labels, groups, 2, options, lambda fit: settings[fit.c], np.random.default_rng(0)
     )
-    assert (best, tried) == (Hyperparameters(0.1), {choice: told[choice.c] for choice in options})
+    assert (best, tried) == (Hyperparameters(0.1), {choice: settings[choice.c] for choice in options})
 
 
-# ---- from data to answers --------------------------------------------------------------------------------------------
+# ---- from data to predictions ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["val", "train"])
@@ -179,9 +179,9 @@ def test_a_run_records_which_images_it_used_and_uses_no_others(toy, tmp_path, ki
     selection, metrics = facts_of(folder)["selection"], json.loads((folder / "metrics.json").read_text())
     assert selection["on"] == metrics["selected_on"] == kind
     assert "group labels" in selection["metric"] == metrics["selected_by"]
-    pictures = {name: sum(groups.values()) for name, groups in selection["pictures"].items()}
+    images = {name: sum(groups.values()) for name, groups in selection["pictures"].items()}
     asked = facts_of(folder)["data"]["counts"][kind]
-    assert pictures["fitted_to_choose"] + pictures["chosen_on"] == sum(asked.values())
+    assert images["fitted_to_choose"] + images["chosen_on"] == sum(asked.values())
     held = {name: max(1, n // (2 if kind == "val" else 5)) for name, n in asked.items()}
     assert selection["pictures"]["chosen_on"] == held
     last = asked if kind == "val" else selection["pictures"]["fitted_to_choose"]

@@ -79,9 +79,9 @@ def test_koleo_pushes_neighbours_apart(generator):
 
 
 def test_sinkhorn_uses_every_prototype_and_every_image_equally(generator):
-    answers = sinkhorn(torch.randn(64, 8, generator=generator), iterations=50)
-    assert torch.allclose(answers.sum(1), torch.ones(64), atol=1e-5)
-    assert torch.allclose(answers.sum(0), torch.full((8,), 8.0), atol=1e-2)
+    predictions = sinkhorn(torch.randn(64, 8, generator=generator), iterations=50)
+    assert torch.allclose(predictions.sum(1), torch.ones(64), atol=1e-5)
+    assert torch.allclose(predictions.sum(0), torch.full((8,), 8.0), atol=1e-2)
 
 
 def test_the_teacher_is_an_ema_with_rising_momentum():
@@ -113,9 +113,9 @@ def test_only_the_student_is_trained():
 
 def test_losses_are_computed_in_full_precision_under_autocast():
     dino = learner(ibot=1.0)
-    lesson = dino.make_train_batch(batch_of(), None, at(0))
+    train_batch = dino.make_train_batch(batch_of(), None, at(0))
     with torch.autocast("cpu", torch.bfloat16):
-        losses = dino(lesson)
+        losses = dino(train_batch)
     assert {loss.dtype for loss in losses.values()} == {torch.float32}
     dino.after_step(at(0))
     assert {p.dtype for p in dino.teacher.parameters()} == {torch.float32}
@@ -124,17 +124,17 @@ def test_losses_are_computed_in_full_precision_under_autocast():
 
 def test_the_centre_follows_the_teachers_outputs_in_training_only():
     dino = learner()
-    lesson = dino.make_train_batch(batch_of(), None, at(0))
+    train_batch = dino.make_train_batch(batch_of(), None, at(0))
     with torch.no_grad():
-        answers = dino.teacher.head(dino.teacher.vit(lesson.crops[0].flatten(0, 1)).cls).mean(0)
-    dino(lesson)
-    assert torch.allclose(dino.centre, answers, atol=1e-6), "the first one is that of the first batch"
+        predictions = dino.teacher.head(dino.teacher.vit(train_batch.crops[0].flatten(0, 1)).cls).mean(0)
+    dino(train_batch)
+    assert torch.allclose(dino.centre, predictions, atol=1e-6), "the first one is that of the first batch"
     with torch.no_grad():
         dino.centre.zero_()
-    dino(replace(lesson, info=at(40, epochs=20)))
-    assert torch.allclose(dino.centre, 0.1 * answers, atol=1e-6)
+    dino(replace(train_batch, info=at(40, epochs=20)))
+    assert torch.allclose(dino.centre, 0.1 * predictions, atol=1e-6)
     before = dino.centre.clone()
-    dino.eval()(lesson)
+    dino.eval()(train_batch)
     assert torch.equal(dino.centre, before)
 
 
@@ -190,7 +190,7 @@ def test_neighbours_vote_and_an_image_is_not_its_own_neighbour(generator):
 
 @pytest.mark.parametrize("changes", [{}, {"centring": "sinkhorn"}, {"ibot": 0.5}], ids=["mean", "sinkhorn", "masked"])
 def test_it_learns_and_does_not_collapse(changes):
-    """The loss falls, and the teacher gives different answers to different pictures, using many prototypes."""
+    """The loss falls, and the teacher gives different predictions to different images, using many prototypes."""
     torch.manual_seed(0)
     vit = ViT(ViTConfig(width=32, depth=2, heads=2, patch=8, grid=(4, 4), registers=2))
     dino = Dino(vit, replace(TINY, teacher_momentum=0.95, **changes)).train()
@@ -198,8 +198,8 @@ def test_it_learns_and_does_not_collapse(changes):
     losses, batch = [], batch_of(24)
     for step in range(50):
         when = StepInfo(0, step, 0, 100, 1, torch.arange(24))
-        lesson = dino.make_train_batch(batch, None, when)
-        found = dino(lesson)
+        train_batch = dino.make_train_batch(batch, None, when)
+        found = dino(train_batch)
         optimizer.zero_grad()
         found["loss"].backward()
         optimizer.step()
@@ -207,9 +207,9 @@ def test_it_learns_and_does_not_collapse(changes):
         losses.append(found["loss"].item())
     assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
     with torch.no_grad():
-        logits = dino.teacher.head(dino.teacher.vit(lesson.crops[0].flatten(0, 1)).cls)
-    answers = ((logits - logits.mean(0)) / 0.04).softmax(-1)
-    used = torch.special.entr(answers.mean(0)).sum().exp()
-    each = torch.special.entr(answers).sum(1).mean().exp()
+        logits = dino.teacher.head(dino.teacher.vit(train_batch.crops[0].flatten(0, 1)).cls)
+    predictions = ((logits - logits.mean(0)) / 0.04).softmax(-1)
+    used = torch.special.entr(predictions.mean(0)).sum().exp()
+    each = torch.special.entr(predictions).sum(1).mean().exp()
     assert used > 12
-    assert each < 0.97 * used, "all pictures have the same answer"
+    assert each < 0.97 * used, "all images have the same answer"

@@ -1,4 +1,4 @@
-"""Early and late masking: told where to look, by true masks, files, or masks made once by a saliency method."""
+"""Early and late masking: where to look is given, by true masks, files, or masks made once by a saliency method."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def toy(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def without_masks(toy, tmp_path_factory) -> Path:
-    """The same pictures and labels, and no mask column."""
+    """The same images and labels, and no mask column."""
     folder = tmp_path_factory.mktemp("bare")
     for split in ("train", "val", "test"):
         shutil.copytree(toy / split, folder / split)
@@ -49,7 +49,7 @@ def small(data: Path, out: Path, kind: type[EarlyMask] = EarlyMask, **changes) -
     return kind(data, out=out, **settings | changes)
 
 
-def answers_of(folder: Path) -> bytes:
+def predictions_of(folder: Path) -> bytes:
     return (folder / "predictions" / "test.csv").read_bytes()
 
 
@@ -57,7 +57,7 @@ def masks_of(toy: Path, split: str) -> list[Path]:
     return sorted((toy / "masks" / split).glob("*.png"))
 
 
-def told(what, **changes) -> GivenMask:
+def masked_method(what, **changes) -> GivenMask:
     return GivenMask(
         what, replace(MaskSettings("data", 0.5, False), **changes), add_masks=require_masks, where=None
     ).eval()
@@ -79,7 +79,7 @@ def masks(generator):
 
 
 def test_early_is_blind_and_late_leaks(images, masks):
-    early, late = told(MaskedViT(small_vit())), told(LateMaskedViT(small_vit(classes=0), 5))
+    early, late = masked_method(MaskedViT(small_vit())), masked_method(LateMaskedViT(small_vit(classes=0), 5))
     assert verify(early, images, early.look_at(images, masks), draws=1).verdict == "blind"
     assert verify(late, images, late.look_at(images, masks), draws=1).verdict == "leaks"
 
@@ -88,7 +88,7 @@ def test_early_is_blind_and_late_leaks(images, masks):
 def test_hidden_pixels_of_kept_patches_are_seen_without_pixel_masks(images, masks):
     other = torch.where(masks[:, None], images, 1 - images)
     for pixels in (False, True):
-        model = told(MaskedViT(small_vit()), patch_threshold=0.1, pixels=pixels)
+        model = masked_method(MaskedViT(small_vit()), patch_threshold=0.1, pixels=pixels)
         sight = model.look_at(images, masks)
         assert (sight.visible((32, 32)) & ~masks).any() != pixels
         one, two = (model.judge(seen, sight).logits for seen in (images, other))
@@ -100,13 +100,14 @@ def test_a_patch_is_kept_from_the_threshold_on(images):
     masks = torch.zeros(4, 32, 32, dtype=torch.bool)
     masks[:, :8, :4] = True  # half of the first patch
     kept = [
-        told(MaskedViT(small_vit()), patch_threshold=share).look_at(images, masks).keep.sum() for share in (0.5, 0.6)
+        masked_method(MaskedViT(small_vit()), patch_threshold=share).look_at(images, masks).keep.sum()
+        for share in (0.5, 0.6)
     ]
     assert kept == [4, 0]
 
 
 def test_it_predicts_only_with_masks(images):
-    model = told(MaskedViT(small_vit()))
+    model = masked_method(MaskedViT(small_vit()))
     assert model.needs_masks
     assert model.accepts_masks
     with pytest.raises(UserError, match="needs a mask for every image"):
@@ -119,9 +120,9 @@ def test_it_predicts_only_with_masks(images):
 @pytest.mark.parametrize(("kind", "code", "word"), [(EarlyMask, 0, "blind"), (LateMask, 1, "leaks")])
 def test_a_run_with_true_masks_can_be_loaded(toy, tmp_path, kind, code, word):
     folder = train(small(toy, tmp_path / "run", kind))
-    before = answers_of(folder)
+    before = predictions_of(folder)
     assert typed("evaluate", folder, *QUICK)[0] == 0
-    assert answers_of(folder) == before
+    assert predictions_of(folder) == before
     masks = ("--masks", toy / "masks" / "test")
     found, out, err = typed("verify", folder, toy / "test", *masks, "--draws", 1, "--limit", 4)
     assert (found, word in out) == (code, True), out + err
@@ -132,7 +133,7 @@ def test_a_run_with_true_masks_can_be_loaded(toy, tmp_path, kind, code, word):
 def test_without_masks_the_error_says_what_is_needed(toy, without_masks, tmp_path):
     with pytest.raises(UserError, match="has no masks; give a mask column, or --masks FOLDER"):
         train(small(without_masks, tmp_path / "run"))
-    folder = train(small(toy, tmp_path / "told"))
+    folder = train(small(toy, tmp_path / "run"))
     code, _, err = typed("evaluate", folder, without_masks, *QUICK)
     assert (code, "has no masks" in err) == (2, True), err
     code, _, err = typed("predict", folder, toy / "test", "--device", "cpu")
@@ -144,10 +145,10 @@ def test_without_masks_the_error_says_what_is_needed(toy, without_masks, tmp_pat
 def test_a_folder_of_masks_is_as_good_as_a_column(toy, without_masks, tmp_path, monkeypatch):
     column = train(small(toy, tmp_path / "column"))
     folder = train(small(without_masks, tmp_path / "folder", masks=str(toy / "masks")))
-    assert answers_of(folder) == answers_of(column)
+    assert predictions_of(folder) == predictions_of(column)
     monkeypatch.chdir(tmp_path)
     assert typed("evaluate", folder, *QUICK)[0] == 0
-    assert answers_of(folder) == answers_of(column)
+    assert predictions_of(folder) == predictions_of(column)
     assert typed("evaluate", folder, without_masks, *QUICK)[0] == 0
 
 
@@ -198,24 +199,24 @@ def test_two_masks_for_an_image_are_an_error(toy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "share"), [({}, 0.5), ({"sight": "pixels"}, 0.1), ({"sight": "pixels", "patch_threshold": 0.3}, 0.3)]
+    ("settings", "share"), [({}, 0.5), ({"sight": "pixels"}, 0.1), ({"sight": "pixels", "patch_threshold": 0.3}, 0.3)]
 )
-def test_default_patch_thresholds_are_a_half_and_with_pixels_a_tenth(told, share):
-    assert MaskSettings.of(EarlyMask(Path("data"), **told)).patch_threshold == share
+def test_default_patch_thresholds_are_a_half_and_with_pixels_a_tenth(settings, share):
+    assert MaskSettings.of(EarlyMask(Path("data"), **settings)).patch_threshold == share
 
 
 @pytest.mark.parametrize(("size", "near"), [(24, 32), (8, 32)])
 def test_the_saliency_methods_patches_must_divide_the_images(toy, tmp_path, size, near):
     save_backbone(small_vit(patch=16), tmp_path / "other.safetensors")
-    told = {"masks": f"tokencut:{tmp_path / 'other.safetensors'}", "size": size}
+    settings = {"masks": f"tokencut:{tmp_path / 'other.safetensors'}", "size": size}
     with pytest.raises(
         UserError, match=rf"16-pixel patches do not divide images of {size}×{size}; choose --size {near}"
     ):
-        train(small(toy, tmp_path / "run", **told))
+        train(small(toy, tmp_path / "run", **settings))
 
 
 @pytest.mark.parametrize(
-    ("kind", "wrong", "said"),
+    ("kind", "wrong", "message"),
     [
         (EarlyMask, {"patch_threshold": 0.0}, "--patch-threshold 0.0"),
         (LateMask, {"sight": "pixels"}, "--sight pixels: late masking sees every pixel"),
@@ -226,8 +227,8 @@ def test_the_saliency_methods_patches_must_divide_the_images(toy, tmp_path, size
         (EarlyMask, {"masks": "found:nothing"}, "nothing: no such file"),
     ],
 )
-def test_invalid_settings_are_errors(toy, tmp_path, kind, wrong, said):
-    with pytest.raises(UserError, match=said):
+def test_invalid_settings_are_errors(toy, tmp_path, kind, wrong, message):
+    with pytest.raises(UserError, match=message):
         train(small(toy, tmp_path / "run", kind, **wrong))
 
 
@@ -245,9 +246,9 @@ def test_masks_are_made_once_for_all_epochs_and_runs(without_masks, tmp_path, ki
 
     model = load(folder)
     assert not model.method.needs_masks, "it looks for itself now"
-    before = answers_of(folder)
+    before = predictions_of(folder)
     assert typed("evaluate", folder, *QUICK)[0] == 0
-    assert answers_of(folder) == before, "the masks it makes now are those it made then"
+    assert predictions_of(folder) == before, "the masks it makes now are those it made then"
     code, out, err = typed("predict", folder, without_masks / "test", "--device", "cpu")
     assert (code, out.count("\n")) == (0, 9), err
     code, out, err = typed("verify", folder, without_masks / "test", "--draws", 1, "--limit", 4)
@@ -303,9 +304,9 @@ def test_masks_are_transformed_with_their_images(toy, tmp_path, monkeypatch):
     (data / "rows.csv").write_text("\n".join(lines) + "\n")
     seen, real = [], GivenMask.forward
 
-    def watched(self, lesson):
-        seen.append((lesson.images, lesson.masks))
-        return real(self, lesson)
+    def watched(self, train_batch):
+        seen.append((train_batch.images, train_batch.masks))
+        return real(self, train_batch)
 
     monkeypatch.setattr(GivenMask, "forward", watched)
     train(small(data, tmp_path / "run", epochs=2))
@@ -329,9 +330,9 @@ def test_u2net_makes_masks(toy, tmp_path):
     (few / "rows.csv").write_text("\n".join([*lines, "val/00000.png,a,val", "test/00000.png,b,test"]) + "\n")
     folder = train(small(few, tmp_path / "run", masks=f"u2net:{weights}", sight="pixels", patch_threshold=0.1, ema=0.9))
     assert len(list((folder / "masks").rglob("*.png"))) == 4
-    before = answers_of(folder)
+    before = predictions_of(folder)
     assert typed("evaluate", folder, *QUICK)[0] == 0
-    assert answers_of(folder) == before
+    assert predictions_of(folder) == before
     prediction = load(folder).predict(few / "test" / "00000.png")
     assert prediction.sight.keep_pixels is not None
 

@@ -55,13 +55,13 @@ def train_batch(images) -> TrainBatch:
     return TrainBatch(images, LABELS, None, None, torch.arange(len(images)), when)
 
 
-# ---- what the answer teaches -----------------------------------------------------------------------------------------
+# ---- where the gradient goes -----------------------------------------------------------------------------------------
 
 
 def gradient_of_the_answer(model: IFam, images) -> torch.Tensor | None:
     losses = model.losses(images, LABELS, draws(model, images))
     prototypes = model.where.prototypes
-    (gradient,) = torch.autograd.grad(losses["answer"], [prototypes], allow_unused=True)
+    (gradient,) = torch.autograd.grad(losses["classification"], [prototypes], allow_unused=True)
     return gradient
 
 
@@ -89,13 +89,13 @@ def test_the_gradient_is_that_of_the_kept_parts_probabilities(images):
     drawn = draws(model, images)
     keep_masked = torch.tensor([[True, False, True]]).expand(len(images), -1)
     drawn = replace(drawn, keep_masked=keep_masked)
-    gradient = torch.autograd.grad(model.losses(images, LABELS, drawn)["answer"], [model.where.prototypes])[0]
+    gradient = torch.autograd.grad(model.losses(images, LABELS, drawn)["classification"], [model.where.prototypes])[0]
 
     with torch.no_grad():
         features = model.where.discover(images).features
     weight = model.stage2_input(images, model.where.discover(images), drawn)[1].detach().requires_grad_()
-    answer = torch.nn.functional.cross_entropy(model.what.vit(images, weight).logits, LABELS)
-    (upstream,) = torch.autograd.grad(answer, [weight])
+    loss = torch.nn.functional.cross_entropy(model.what.vit(images, weight).logits, LABELS)
+    (upstream,) = torch.autograd.grad(loss, [weight])
 
     def surrogate() -> float:
         scores = model.where.scores(model.where._assign(features, None).logits, drawn.noise_mask)
@@ -171,12 +171,12 @@ def test_ablations_leave_out_what_they_name(images):
         return set(model.losses(images, LABELS, draws(model, images)))
 
     shaping = {"total_variation", "entropy", "equivariance", "orthogonality", "presence", "background"}
-    assert names() == shaping | {"parts", "answer"}
-    assert names(shaping=Shaping.none()) == {"parts", "answer"}
+    assert names() == shaping | {"parts", "classification"}
+    assert names(shaping=Shaping.none()) == {"parts", "classification"}
     assert names(shaping=Shaping(entropy=0, concentration=1)) == shaping - {"entropy"} | {
-        "concentration", "parts", "answer",
+        "concentration", "parts", "classification",
     }  # fmt: skip
-    assert names(classify_parts=0) == shaping | {"answer"}
+    assert names(classify_parts=0) == shaping | {"classification"}
 
 
 def test_parameters_without_a_loss_are_frozen(images):

@@ -37,12 +37,12 @@ def settings(**changes) -> Ifam:
 
 def ifam(**changes) -> IFam:
     """A tiny iFAM that has learned to tell bright objects from dark background."""
-    told, vit = settings(**{"guide_radius": 16} | changes), small_vit(classes=0)
+    config, vit = settings(**{"guide_radius": 16} | changes), small_vit(classes=0)
     model = IFam(
-        make_selector(vit, told, 3, told.selector_size),
-        make_predictor(vit, told, 3),
-        PartSettings.of(told),
-        pixel_settings(told),
+        make_selector(vit, config, 3, config.selector_size),
+        make_predictor(vit, config, 3),
+        PartSettings.of(config),
+        pixel_settings(config),
     ).eval()
     bright, dark = (torch.tensor(colour).view(1, 3, 1, 1).expand(1, 3, 32, 32) for colour in (BRIGHT, DARK))
     with torch.no_grad():
@@ -88,9 +88,9 @@ def test_by_default_pixels_are_hidden_and_the_sight_is_zoomed_and_refined():
     assert plain.settings.mask_gradient
 
 
-@pytest.mark.parametrize("told", [{"preset": "published"}, {"soft_mask": True}, {"sight": "patches"}])
-def test_papers_published_code_and_soft_masks_hide_patches(told, images):
-    model = ifam(**told)
+@pytest.mark.parametrize("settings", [{"preset": "published"}, {"soft_mask": True}, {"sight": "patches"}])
+def test_papers_published_code_and_soft_masks_hide_patches(settings, images):
+    model = ifam(**settings)
     assert model.pixels is None
     assert getattr(model.what, "zoom", None) is None
     assert model.look(images).keep_pixels is None
@@ -115,7 +115,7 @@ def test_runs_from_before_there_were_pixels_hide_patches(images):
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("settings", "message"),
     [
         ({"soft_mask": True, "sight": "pixels"}, "--soft-mask"),
         ({"soft_mask": True, "zoom": True}, "--soft-mask"),
@@ -129,14 +129,16 @@ def test_runs_from_before_there_were_pixels_hide_patches(images):
         ({"guide_radius": -1}, "--guide-radius -1"),
     ],
 )
-def test_invalid_arguments_are_errors(told, said):
-    with pytest.raises(UserError, match=said):
-        check_pixel_config(Ifam(Path("data"), **told))
+def test_invalid_arguments_are_errors(settings, message):
+    with pytest.raises(UserError, match=message):
+        check_pixel_config(Ifam(Path("data"), **settings))
 
 
-@pytest.mark.parametrize("told", [{}, {"soft_mask": True}, {"preset": "published"}, {"sight": "patches", "zoom": True}])
-def test_valid_settings_are_accepted(told):
-    check_pixel_config(Ifam(Path("data"), **told))
+@pytest.mark.parametrize(
+    "settings", [{}, {"soft_mask": True}, {"preset": "published"}, {"sight": "patches", "zoom": True}]
+)
+def test_valid_settings_are_accepted(settings):
+    check_pixel_config(Ifam(Path("data"), **settings))
 
 
 # ---- looking and judging ---------------------------------------------------------------------------------------------
@@ -170,12 +172,12 @@ def test_look_is_deterministic_and_patches_and_pixels_agree(images, zoom, refine
 def test_predictions_do_not_depend_on_hidden_pixels(images, zoom, refine):
     model = ifam(zoom=zoom, refine=refine)
     sight = model.look(images)
-    answer, hidden = model.judge(images, sight), ~sight.visible((32, 32))[:, None]
+    prediction, hidden = model.judge(images, sight), ~sight.visible((32, 32))[:, None]
     for anything in (torch.nan, torch.inf, -1e30):
         other = model.judge(images.masked_fill(hidden, anything), sight)
-        assert torch.equal(other.logits, answer.logits)
-        assert torch.equal(other.tokens, answer.tokens)
-    assert not torch.equal(model.judge(1 - images, sight).logits, answer.logits)
+        assert torch.equal(other.logits, prediction.logits)
+        assert torch.equal(other.tokens, prediction.tokens)
+    assert not torch.equal(model.judge(1 - images, sight).logits, prediction.logits)
 
 
 @torch.no_grad()
@@ -197,7 +199,7 @@ def test_parts_can_be_discovered_in_larger_images(images, refine):
     sight = finer.look(images)
     assert usual.look(images).parts.shape[2:] == (4, 4)
     assert sight.parts.shape[2:] == (8, 8)
-    assert sight.keep.shape[1:] == (4, 4), "but answers are given from the pictures as they are"
+    assert sight.keep.shape[1:] == (4, 4), "but predictions are made from the images as they are"
     assert torch.equal(finer.where.resize(images[..., :1, :1]).flatten(2).amin(2), images[..., 0, 0])
     assert verify(finer, images, draws=1, ascent_steps=1).verdict == "blind"
     losses = finer.losses(images, LABELS, finer_draws := draws(finer, images))
@@ -262,7 +264,7 @@ def test_refined_values_are_pasted_back_in_place():
         assert (found[inside] - true[inside]).abs().max() < 0.05
         assert (found[inside] - true[inside])[1:-1, 1:-1].abs().max() < 0.01
         assert torch.count_nonzero(found) == torch.count_nonzero(found[inside]), "nothing outside of the window"
-    assert torch.equal(back[1], enlarged[1, 0]), "of the whole picture, it is the same"
+    assert torch.equal(back[1], enlarged[1, 0]), "of the whole image, it is the same"
 
 
 def test_a_window_of_the_whole_image_is_the_image():
@@ -293,15 +295,15 @@ def test_refinement_looks_at_the_window_around_the_first_mask(images):
     assert (closer - cut)[..., 3:-3, 3:-3].abs().max() < 1e-5, "of which it may see all"
 
 
-# ---- what the answer teaches -----------------------------------------------------------------------------------------
+# ---- where the gradient goes -----------------------------------------------------------------------------------------
 
 
 @EVERY_WAY
 def test_without_mask_gradient_stage_1_gets_none_from_stage_2(images, zoom, refine):
-    for told, teaches in (({}, False), ({"mask_gradient": True}, True)):
-        model = ifam(zoom=zoom, refine=refine, **told)
-        answer = model.losses(images, LABELS, draws(model, images))["answer"]
-        (gradient,) = torch.autograd.grad(answer, [model.where.prototypes], allow_unused=True)
+    for settings, teaches in (({}, False), ({"mask_gradient": True}, True)):
+        model = ifam(zoom=zoom, refine=refine, **settings)
+        loss = model.losses(images, LABELS, draws(model, images))["classification"]
+        (gradient,) = torch.autograd.grad(loss, [model.where.prototypes], allow_unused=True)
         assert (gradient is not None) == teaches
         assert not teaches or (gradient.abs().amax(dim=1) > 0).all()
 
@@ -309,14 +311,14 @@ def test_without_mask_gradient_stage_1_gets_none_from_stage_2(images, zoom, refi
 @EVERY_WAY
 def test_training_sees_what_judge_sees(images, zoom, refine):
     """Without noise and dropout; with or without the mask's gradient."""
-    for taught in (False, True):
-        model = ifam(zoom=zoom, refine=refine, mask_gradient=taught)
+    for trained in (False, True):
+        model = ifam(zoom=zoom, refine=refine, mask_gradient=trained)
         drawn = draws(model, images)
         drawn = replace(drawn, noise=0 * drawn.noise, noise_mask=0 * drawn.noise_mask)
-        answer = model.losses(images, LABELS, drawn)["answer"].item()
+        loss = model.losses(images, LABELS, drawn)["classification"].item()
         with torch.no_grad():
             logits = model.judge(images, model.look(images)).logits
-        assert answer == pytest.approx(F.cross_entropy(logits, LABELS).item(), rel=1e-4)
+        assert loss == pytest.approx(F.cross_entropy(logits, LABELS).item(), rel=1e-4)
 
 
 @EVERY_WAY
@@ -325,16 +327,16 @@ def test_the_gradient_is_that_of_the_pixel_probabilities(images, zoom, refine):
     model, images = ifam(zoom=zoom, refine=refine, mask_gradient=True).double(), images.double()
     where, kept = model.where, torch.tensor([[True, False, True]]).expand(4, -1)
     drawn = draws(model, images, keep_masked=kept)
-    (gradient,) = torch.autograd.grad(model.losses(images, LABELS, drawn)["answer"], [where.prototypes])
+    (gradient,) = torch.autograd.grad(model.losses(images, LABELS, drawn)["classification"], [where.prototypes])
 
     with torch.no_grad():
         parts = where.discover(images, noise=drawn.noise_mask)
         masks = [mask.requires_grad_() for mask in model.pixel_masks(images, parts.scores, drawn)]
-        pictures, windows = images, None
+        views, windows = images, None
         if refine:
             first = pixel_foreground_probability(foreground_probability(parts.scores, kept), images, model.pixels)
-            pictures, windows = model.zoomed_views(images, first)
-        features = where.discover(pictures).features
+            views, windows = model.zoomed_views(images, first)
+        features = where.discover(views).features
     seen = model.what.masked_input(images, *masks)
     logits = model.what.vit(seen.images, seen.keep, seen.keep_pixels).logits
     upstream = torch.autograd.grad(F.cross_entropy(logits, LABELS), masks)
@@ -342,7 +344,7 @@ def test_the_gradient_is_that_of_the_pixel_probabilities(images, zoom, refine):
     def surrogate() -> float:
         squares = (features[:, None] - where.prototypes[:, :, None, None]).square().sum(dim=2)
         probabilities = ((drawn.noise_mask - squares) / where.temperature).softmax(dim=1)[:, [0, 2]].sum(dim=1)
-        share = pixel_foreground_probability(probabilities, pictures, model.pixels)
+        share = pixel_foreground_probability(probabilities, views, model.pixels)
         share = share if windows is None else paste_windows(share, windows)
         return float((upstream[0] * F.avg_pool2d(share, 8)).sum() + (upstream[1] * share).sum())
 
@@ -361,16 +363,16 @@ def test_the_gradient_is_that_of_the_pixel_probabilities(images, zoom, refine):
 
 
 @pytest.mark.parametrize(
-    "told", [(), ("--selector-size", 64, "--zoom", False, "--pixel-threshold", 0.4)], ids=["default", "coarser"]
+    "flags", [(), ("--selector-size", 64, "--zoom", False, "--pixel-threshold", 0.4)], ids=["default", "coarser"]
 )
-def test_from_training_to_proof(tmp_path, told):
+def test_from_training_to_proof(tmp_path, flags):
     toy, run = write_toy(tmp_path / "toy", train=16, val=8, test=8), tmp_path / "run"
     recipe = ("--epochs", 1, "--lr", 1e-4, "--head-lr-factor", 10, "--prototype-lr-factor", 10, "--selector", "learned")
-    code, _, err = typed("train", "ifam", toy, *SMALL, "--size", 64, *recipe, *told, "--out", run)
+    code, _, err = typed("train", "ifam", toy, *SMALL, "--size", 64, *recipe, *flags, "--out", run)
     assert code == 0, err
     model = load(run).method
     assert model.pixels.refine
-    assert (model.what.zoom is None, model.where.size) == ((True, 64) if told else (False, 128))
+    assert (model.what.zoom is None, model.where.size) == ((True, 64) if flags else (False, 128))
     before = (run / "predictions" / "test.csv").read_bytes()
     for command in ("evaluate", "localize", "shape"):
         code, _, err = typed(command, run, *QUICK)

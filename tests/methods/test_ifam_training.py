@@ -43,7 +43,7 @@ def log_of(folder: Path) -> list[dict]:
 
 def test_a_loaded_run_predicts_the_same(toy, tmp_path):
     folder = train(small(toy, tmp_path / "run", mask_dropout=0.1, registers=False, shaping=Shaping(concentration=0.5)))
-    assert {"loss", "answer", "parts", "entropy", "concentration", "balanced"} <= log_of(folder)[0].keys()
+    assert {"loss", "classification", "parts", "entropy", "concentration", "balanced"} <= log_of(folder)[0].keys()
     model = load(folder)
     assert model.method.settings.mask_dropout == 0.1
     assert model.method.settings.shaping.concentration == 0.5
@@ -55,11 +55,11 @@ def test_a_loaded_run_predicts_the_same(toy, tmp_path):
 
 
 def test_the_selector_may_be_another_backbone(toy, tmp_path):
-    """Also one with other patches: where to look and what is there share nothing but the picture."""
+    """Also one with other patches: where to look and what is there share nothing but the image."""
     other = ViT(replace(load_backbone("random:nano").config, classes=0, patch=16, width=48, heads=3, depth=2))
     save_backbone(other, tmp_path / "other.safetensors")
-    told = small(toy, tmp_path / "run", where=str(tmp_path / "other.safetensors"), epochs=1)
-    folder = train(told)
+    configured = small(toy, tmp_path / "run", where=str(tmp_path / "other.safetensors"), epochs=1)
+    folder = train(configured)
     model = load(folder)
     assert model.method.where.vit.config.patch == 16
     assert model.method.what.vit.config.patch == 8
@@ -68,7 +68,7 @@ def test_the_selector_may_be_another_backbone(toy, tmp_path):
     assert code == 0, err
     assert (folder / "predictions" / "test.csv").read_bytes() == before
     with pytest.raises(UserError, match="--where: the patches of two backbones"):
-        train(replace(told, out=tmp_path / "no", sight="patches"))
+        train(replace(configured, out=tmp_path / "no", sight="patches"))
 
 
 class Stop(Exception):
@@ -127,7 +127,7 @@ def test_gradient_accumulation_is_noted(toy, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"parts": 0}, "--parts 0: must be at least 1"),
         ({"part_dropout": 1.0}, "--part-dropout 1.0"),
@@ -138,8 +138,8 @@ def test_gradient_accumulation_is_noted(toy, tmp_path, capsys):
         ),
     ],
 )
-def test_invalid_settings_are_errors(toy, tmp_path, wrong, said):
-    with pytest.raises(UserError, match=said):
+def test_invalid_settings_are_errors(toy, tmp_path, wrong, message):
+    with pytest.raises(UserError, match=message):
         train(small(toy, tmp_path / "run", **wrong))
 
 
@@ -169,7 +169,7 @@ def test_both_stages_are_compiled_and_keep_their_names(toy, tmp_path, monkeypatc
 
 
 def test_a_model_compiled_for_training_predicts_uncompiled(toy, tmp_path, monkeypatch):
-    """Every picture hides another share, so that every batch would be compiled anew."""
+    """Every image hides another share, so that every batch would be compiled anew."""
     asked = []
 
     def final_evaluation(model, *_):
@@ -200,5 +200,5 @@ def test_two_processes_equal_one_without_random_draws(toy, tmp_path, monkeypatch
     codes, errors = in_processes(2, *command, prepare=without_noise)
     assert codes == [0, 0], errors[-3000:]
     for mine, theirs in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
-        for name in ("loss", "answer", "parts", "presence", "equivariance", "background", "orthogonality"):
+        for name in ("loss", "classification", "parts", "presence", "equivariance", "background", "orthogonality"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3), name

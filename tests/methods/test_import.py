@@ -1,4 +1,4 @@
-"""Published checkpoints become run folders, and answer as published."""
+"""Published checkpoints become run folders, and predict as published."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def tiny(monkeypatch) -> str:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Two pictures of one colour for each of seven classes, in val and test."""
+    """Two images of one colour for each of seven classes, in val and test."""
     folder = tmp_path_factory.mktemp("data")
     for split in ("train", "val", "test"):
         for c in range(CLASSES):
@@ -152,8 +152,8 @@ def test_import_at_another_size(file, tiny, data, tmp_path):
 
 def test_another_number_of_classes_is_an_error(file, tiny, data, tmp_path):
     rows = tmp_path / "rows.csv"
-    pictures = sorted((data / "train").rglob("*.png"))
-    rows.write_text("image,label\n" + "".join(f"{p},{'ab'[i % 2]}\n" for i, p in enumerate(pictures)))
+    images = sorted((data / "train").rglob("*.png"))
+    rows.write_text("image,label\n" + "".join(f"{p},{'ab'[i % 2]}\n" for i, p in enumerate(images)))
     code, _, err = typed("import", file, rows, "--arch", tiny, "--out", tmp_path / "run")
     assert code == 2
     assert "predicts 7 classes" in err

@@ -34,7 +34,7 @@ def test_the_selector_size_must_divide_the_image():
 
 
 @pytest.mark.parametrize(
-    ("side", "told", "looked"),
+    ("side", "settings", "looked"),
     [
         (32, {}, 64),  # coarse: 4 patches a side
         (32, {"sight": "patches"}, None),
@@ -43,13 +43,13 @@ def test_the_selector_size_must_divide_the_image():
         (224, {}, None),  # 28 patches a side
     ],
 )
-def test_the_selector_size_is_doubled_for_coarse_patches(side, told, looked):
+def test_the_selector_size_is_doubled_for_coarse_patches(side, settings, looked):
     vit = small_vit(classes=0)
-    assert selector_size(Ifam(Path("data"), **told), vit, replace(vit.config.input, size=(side, side))) == looked
+    assert selector_size(Ifam(Path("data"), **settings), vit, replace(vit.config.input, size=(side, side))) == looked
 
 
 def test_a_run_keeps_its_selector_size(tmp_path):
-    """Also one from before pictures were enlarged by default, which says nothing of it."""
+    """Also one from before images were enlarged by default, which says nothing of it."""
     toy = write_toy(tmp_path / "toy", train=16, val=8, test=8, size=32)
     code, _, err = typed("train", "ifam", toy, "--out", tmp_path / "run", *SMALL, "--size", 32)
     assert code == 0, err

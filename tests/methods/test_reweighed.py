@@ -1,4 +1,4 @@
-"""GroupDRO, CVaR-DRO, LfF and JTT: their weights by hand, and from the command line to an answer."""
+"""GroupDRO, CVaR-DRO, LfF and JTT: their weights by hand, and from the command line to predictions."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ from sightline.vit.weights import load_backbone
 from ..commands import typed
 from ..small_runs import Stop, files, in_two_processes, log_of, stopped_after
 
-TOLD = {"backbone": "random:nano", "size": 32, "epochs": 2, "batch": 32, "lr": 3e-4, "workers": 0, "device": "cpu"}
+SETTINGS = {"backbone": "random:nano", "size": 32, "epochs": 2, "batch": 32, "lr": 3e-4, "workers": 0, "device": "cpu"}
 KINDS = (Groupdro, Cvar, Lff, Jtt)
 
 
@@ -126,15 +126,15 @@ def test_misclassified_images_are_upweighted(toy):
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_the_command_line_to_the_same_predictions_and_resumed_with_the_same_bits(kind, toy, tmp_path):
     more = {"upweight": 2} if kind is Jtt else {}
-    flags = [word for name, value in (TOLD | more).items() for word in (f"--{name}", str(value))]
+    flags = [word for name, value in (SETTINGS | more).items() for word in (f"--{name}", str(value))]
     code, out, err = typed("train", kind.method, toy, "--out", tmp_path / "whole", *flags)
     assert code == 0, err
     assert "trained with group labels" in out or kind is not Groupdro
-    told = TOLD | {"save_minutes": 0.0} | more
+    settings = SETTINGS | {"save_minutes": 0.0} | more
     steps = 1 if kind is not Jtt else 4  # three of which are the first training's
     with pytest.raises(Stop), stopped_after(steps):
-        train(kind(toy, out=tmp_path / "stopped", **told))
-    train(kind(toy, out=tmp_path / "stopped", resume=True, **told))
+        train(kind(toy, out=tmp_path / "stopped", **settings))
+    train(kind(toy, out=tmp_path / "stopped", resume=True, **settings))
     assert files(tmp_path / "whole") == files(tmp_path / "stopped")
     model = load(tmp_path / "whole")
     with (tmp_path / "whole" / "predictions" / "test.csv").open(newline="") as file:
@@ -143,7 +143,7 @@ def test_from_the_command_line_to_the_same_predictions_and_resumed_with_the_same
 
 
 def test_jtt_keeps_the_first_run_and_its_errors(toy, tmp_path):
-    run = train(Jtt(toy, out=tmp_path / "run", upweight=2, **TOLD))
+    run = train(Jtt(toy, out=tmp_path / "run", upweight=2, **SETTINGS))
     facts = json.loads((run / "run.json").read_text())["first"]
     with (run / "first" / "predictions" / "train.csv").open(newline="") as file:
         wrong = [line["group"] for line in csv.DictReader(file) if line["predicted"] != line["label"]]
@@ -151,7 +151,7 @@ def test_jtt_keeps_the_first_run_and_its_errors(toy, tmp_path):
     assert {name: count for name, count in facts["failed_by_group"].items() if count} == {
         group: wrong.count(group) for group in set(wrong)
     }
-    assert (len(log_of(run / "first")), len(log_of(run))) == (1, TOLD["epochs"])
+    assert (len(log_of(run / "first")), len(log_of(run))) == (1, SETTINGS["epochs"])
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_jtt_keeps_the_first_run_and_its_errors(toy, tmp_path):
 )
 def test_invalid_settings_are_errors(kind, changes, complaint, toy, tmp_path):
     with pytest.raises(UserError, match=complaint):
-        train(kind(toy, out=tmp_path / "run", **TOLD | changes))
+        train(kind(toy, out=tmp_path / "run", **SETTINGS | changes))
 
 
 def test_groupdro_needs_groups_and_suggests_what_does_not(toy, tmp_path):
@@ -179,15 +179,15 @@ def test_groupdro_needs_groups_and_suggests_what_does_not(toy, tmp_path):
         writer.writeheader()
         writer.writerows(lines)
     with pytest.raises(UserError, match=r"groupdro needs group labels, and the data have none; .* train erm"):
-        train(Groupdro(tmp_path / "rows.csv", out=tmp_path / "run", **TOLD))
+        train(Groupdro(tmp_path / "rows.csv", out=tmp_path / "run", **SETTINGS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Groupdro, Lff, Jtt])
 def test_two_processes_weight_like_one(kind, toy, tmp_path):
-    told = TOLD | ({"upweight": 2} if kind is Jtt else {})
-    one = train(kind(toy, out=tmp_path / "one", **told))
-    in_two_processes(kind(toy, out=tmp_path / "two", **told))
+    settings = SETTINGS | ({"upweight": 2} if kind is Jtt else {})
+    one = train(kind(toy, out=tmp_path / "one", **settings))
+    in_two_processes(kind(toy, out=tmp_path / "two", **settings))
     for mine, theirs in zip(log_of(one), log_of(tmp_path / "two"), strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
     weights = [load_file(run / "last.safetensors") for run in (one, tmp_path / "two")]

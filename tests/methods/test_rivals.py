@@ -43,7 +43,7 @@ def train_batch(generator) -> TrainBatch:
 
 
 def by_hand(model, train_batch: TrainBatch, name: str) -> torch.Tensor:
-    """[4]: the penalty, picture by picture, to pixels that are normalised outside of the ViT."""
+    """[4]: the penalty, image by image, to pixels that are normalised outside of the ViT."""
     vit, found = model.vit, []
     for image, label, mask in zip(train_batch.images, train_batch.labels, train_batch.masks, strict=True):
         seen = ((image - vit.mean) / vit.std)[None].requires_grad_()
@@ -63,9 +63,9 @@ def test_the_penalty_is_the_papers_at_background_pixels_alone(train_batch, name)
     model = learner(name, background_weight=0.5)
     losses = model(train_batch)
     assert losses["background"].item() == pytest.approx(by_hand(model, train_batch, name).mean().item(), rel=1e-3)
-    answer = F.cross_entropy(model.vit(train_batch.images).logits, train_batch.labels)
-    assert losses["answer"].item() == pytest.approx(answer.item(), rel=1e-4)
-    assert losses["loss"].item() == pytest.approx((losses["answer"] + 0.5 * losses["background"]).item())
+    classification = F.cross_entropy(model.vit(train_batch.images).logits, train_batch.labels)
+    assert losses["classification"].item() == pytest.approx(classification.item(), rel=1e-4)
+    assert losses["loss"].item() == pytest.approx((losses["classification"] + 0.5 * losses["background"]).item())
 
 
 def test_gradmask_can_take_the_mean_of_squares_as_the_code_does(train_batch):
@@ -78,9 +78,9 @@ def test_gradmask_can_take_the_mean_of_squares_as_the_code_does(train_batch):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_penalty_has_a_gradient_only_with_double_backward(train_batch, name):
-    taught, released = learner(name), learner(name, double_backward=False)
-    weight = taught.vit.blocks[0].mlp.fc1.weight
-    (found,) = torch.autograd.grad(taught(train_batch)["background"], weight)
+    trained, released = learner(name), learner(name, double_backward=False)
+    weight = trained.vit.blocks[0].mlp.fc1.weight
+    (found,) = torch.autograd.grad(trained(train_batch)["background"], weight)
     assert found.abs().max() > 0
     assert not released(train_batch)["background"].requires_grad
     released(train_batch)["loss"].backward()
@@ -141,8 +141,8 @@ def test_masktune_trains_on_masked_images(train_batch):
 
 
 def test_masktune_masks_training_images_with_its_initial_weights(toy, runs, tmp_path):
-    told = ("--init-from", runs / "erm-0", "--batch", 32, "--out", tmp_path / "run", *QUICK)
-    code, _, err = typed("train", "masktune", toy, *told)
+    flags = ("--init-from", runs / "erm-0", "--batch", 32, "--out", tmp_path / "run", *QUICK)
+    code, _, err = typed("train", "masktune", toy, *flags)
     assert code == 0, err
     made = list((tmp_path / "run" / "masks").rglob("*.png"))
     assert len(made) == len(read_rows(toy).split_indices("train"))
@@ -156,7 +156,7 @@ def test_masktune_masks_training_images_with_its_initial_weights(toy, runs, tmp_
 
 @pytest.mark.parametrize("name", KINDS)
 def test_runs_are_classifiers_that_record_what_they_started_from(toy, runs, tmp_path, name):
-    told = (
+    flags = (
         "--init-from",
         runs / "erm-0",
         "--epochs",
@@ -169,7 +169,7 @@ def test_runs_are_classifiers_that_record_what_they_started_from(toy, runs, tmp_
         tmp_path / "run",
         *QUICK,
     )
-    code, _, err = typed("train", name, toy, *told)
+    code, _, err = typed("train", name, toy, *flags)
     assert code == 0, err
     assert type(load(tmp_path / "run").method) is Classifier
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -177,17 +177,19 @@ def test_runs_are_classifiers_that_record_what_they_started_from(toy, runs, tmp_
     assert facts["learnt_from"]["n"] == 16
     (line,) = log_of(tmp_path / "run")
     assert 0.3 < line["background"] / facts["penalty_at_first"] < 3
-    assert line["loss"] == pytest.approx(line["answer"] + line["background"] / facts["penalty_at_first"], rel=1e-3)
+    assert line["loss"] == pytest.approx(
+        line["classification"] + line["background"] / facts["penalty_at_first"], rel=1e-3
+    )
     code, out, err = typed("localize", tmp_path / "run", *QUICK)
     assert code == 0, err
     assert "Map gae: attention mass inside the mask" in out
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [(Rrr, "--background-weight -1.0: must not be negative"), (Masktune, "--deviations -1.0: must not be negative")],
 )
-def test_invalid_settings_are_errors(toy, runs, tmp_path, config, said):
+def test_invalid_settings_are_errors(toy, runs, tmp_path, config, message):
     wrong = {"background_weight": -1.0} if config is Rrr else {"deviations": -1.0}
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         train(config(toy, init_from=str(runs / "erm-0"), out=tmp_path / "run", device="cpu", workers=0, **wrong))

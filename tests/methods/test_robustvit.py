@@ -94,7 +94,7 @@ def test_min_max_scaling_is_per_map_and_differentiable():
 def test_the_loss_is_the_published_sum(train_batch, name):
     found = model(relevance=name).losses(*train_batch)
     explaining = 2 * found["background"] + 0.3 * found["foreground"]
-    assert torch.allclose(found["loss"], 0.8 * explaining + 0.2 * found["answer"])
+    assert torch.allclose(found["loss"], 0.8 * explaining + 0.2 * found["classification"])
     assert all(each.shape == (4,) for each in found.values())
 
 
@@ -180,9 +180,9 @@ def test_missing_training_or_validation_masks_are_an_error(toy, runs, tmp_path):
 
 def test_metrics_count_all_training_images(toy, runs, tmp_path):
     folder = train(config(toy, tmp_path / "run", init_from=str(runs / "erm-0"), masks_per_class=1))
-    told = json.loads((folder / "metrics.json").read_text())["splits"]["test"]
+    expected = json.loads((folder / "metrics.json").read_text())["splits"]["test"]
     assert typed("evaluate", folder, *QUICK)[0] == 0
-    assert json.loads((folder / "metrics.json").read_text())["splits"]["test"] == told
+    assert json.loads((folder / "metrics.json").read_text())["splits"]["test"] == expected
 
 
 def masks_with(toy, folder: Path, change) -> str:
@@ -206,8 +206,8 @@ def test_empty_masks_are_not_used(toy, runs, tmp_path):
         shutil.copy(toy / rows.masks[index], Path(dark) / rows.masks[index].removeprefix("masks/"))
     with pytest.raises(UserError, match="--select relevance: all validation masks are empty"):
         train(config(toy, tmp_path / "no-val", init_from=start, masks=dark))
-    told = add_training_masks(rows, config(toy, masks=dark, select="balanced"), None)
-    assert [told.images[i] for i in told.split_indices("train")] == [rows.images[i] for i in kept]
+    configured = add_training_masks(rows, config(toy, masks=dark, select="balanced"), None)
+    assert [configured.images[i] for i in configured.split_indices("train")] == [rows.images[i] for i in kept]
 
 
 def test_an_unreadable_mask_is_reported_with_its_image_and_line(toy, runs, tmp_path):
@@ -231,7 +231,7 @@ def test_masks_of_0_and_1_equal_those_of_0_and_255(toy, runs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({}, "give either --init-from RUN"),
         ({"init_from": "erm-0", "backbone": "random:nano"}, "give either --init-from RUN"),
@@ -252,9 +252,9 @@ def test_masks_of_0_and_1_equal_those_of_0_and_255(toy, runs, tmp_path):
         ({"init_from": "nowhere"}, "not a run folder"),
     ],
 )
-def test_an_unsuitable_starting_classifier_is_an_error(toy, runs, tmp_path, monkeypatch, wrong, said):
+def test_an_unsuitable_starting_classifier_is_an_error(toy, runs, tmp_path, monkeypatch, wrong, message):
     monkeypatch.chdir(runs)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         train(config(toy, tmp_path / "run", **wrong))
 
 
@@ -275,10 +275,10 @@ def test_a_backbone_with_a_head_can_be_started_from_if_the_class_order_agrees(to
     assert vit.head is not None
     save_backbone(small_vit(classes=1000), tmp_path / "all.safetensors")
     names = tuple(imagenet_classes().values())
-    told = config(toy, backbone=str(tmp_path / "all.safetensors"))
-    load_backbone_with_head(told, replace(rows, classes=names))
+    configured = config(toy, backbone=str(tmp_path / "all.safetensors"))
+    load_backbone_with_head(configured, replace(rows, classes=names))
     with pytest.raises(UserError, match="ImageNet's classes in another order"):
-        load_backbone_with_head(told, replace(rows, classes=tuple(sorted(names))))
+        load_backbone_with_head(configured, replace(rows, classes=tuple(sorted(names))))
 
 
 def test_the_starting_run_may_depend_on_the_seed(toy):
@@ -291,7 +291,7 @@ def test_the_starting_run_may_depend_on_the_seed(toy):
 
 def test_relevance_moves_onto_the_object_and_the_run_is_a_classifier(toy, runs, tmp_path):
     start, out = runs / "erm-0", tmp_path / "run"
-    told = (
+    flags = (
         "--init-from",
         start,
         "--epochs",
@@ -306,7 +306,7 @@ def test_relevance_moves_onto_the_object_and_the_run_is_a_classifier(toy, runs, 
         out,
         *QUICK,
     )
-    code, _, err = typed("train", "robustvit", toy, *told)
+    code, _, err = typed("train", "robustvit", toy, *flags)
     assert code == 0, err
     shutil.copytree(start, tmp_path / "before")
     before, after = share_inside(tmp_path / "before"), share_inside(out)
@@ -317,16 +317,16 @@ def test_relevance_moves_onto_the_object_and_the_run_is_a_classifier(toy, runs, 
     assert facts["began_with"]["run"] == str(start.resolve())
     assert facts["selection"] == {"metric": "relevance", "on": "val"}
     lines = log_of(out)
-    assert {"background", "foreground", "answer", "relevance", "balanced"} <= set(lines[0])
+    assert {"background", "foreground", "classification", "relevance", "balanced"} <= set(lines[0])
     assert lines[-1]["relevance"] > lines[0]["relevance"]
     assert typed("evaluate", out, *QUICK)[0] == 0
 
 
 def test_masks_can_be_made_unsupervised_and_only_where_needed(toy, runs, tmp_path):
-    told = config(
+    configured = config(
         toy, tmp_path / "run", init_from=str(runs / "erm-0"), masks="tokencut:random:nano", masks_per_class=2, batch=4
     )
-    folder = train(told)
+    folder = train(configured)
     rows, learnt = read_rows(toy), json.loads((folder / "run.json").read_text())["learnt_from"]
     assert (learnt["n"], len(learnt["pictures"])) == (4, 4)
     made = {
@@ -363,9 +363,11 @@ def test_masks_of_either_polarity_train_the_same(toy, runs, tmp_path):
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(toy, runs, tmp_path):
-    told = config(toy, tmp_path / "whole", init_from=str(runs / "erm-0"), masks_per_class=8, batch=8, ema=0.9, epochs=2)
-    whole = train(told)
-    broken = replace(told, out=tmp_path / "broken", save_minutes=0.0)
+    configured = config(
+        toy, tmp_path / "whole", init_from=str(runs / "erm-0"), masks_per_class=8, batch=8, ema=0.9, epochs=2
+    )
+    whole = train(configured)
+    broken = replace(configured, out=tmp_path / "broken", save_minutes=0.0)
     with stopped_after(3), pytest.raises(Stop):
         train(broken)
     resumed = train(replace(broken, save_minutes=10.0, resume=True))

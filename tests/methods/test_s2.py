@@ -1,4 +1,4 @@
-"""S²: a picture at several scales, through one frozen ViT."""
+"""S²: an image at several scales, through one frozen ViT."""
 
 import json
 from pathlib import Path
@@ -60,8 +60,8 @@ def test_at_one_scale_it_is_the_probe(toy, tmp_path):
         load(train(Probe(**settings(toy, tmp_path / "probe", **same)))),
     ]
     images = torch.rand(4, 3, 64, 64)
-    answers = [model.method.judge(images, model.method.look(images)).logits for model in models]
-    torch.testing.assert_close(answers[0], answers[1])
+    predictions = [model.method.judge(images, model.method.look(images)).logits for model in models]
+    torch.testing.assert_close(predictions[0], predictions[1])
 
 
 def test_features_are_kept_for_each_set_of_scales(toy, tmp_path):

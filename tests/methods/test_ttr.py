@@ -25,7 +25,7 @@ def test_the_subject_is_the_cluster_with_the_lowest_text_similarity():
     assert subject_cluster(tokens, labels, general) == 0
     tokens[4:] *= 2  # (−2.2, 0) has −1.32, although its direction is as it was
     assert subject_cluster(tokens, labels, general) == 1
-    assert subject_cluster(tokens[:2], labels[:2], general) == 2  # the others are not in this picture
+    assert subject_cluster(tokens[:2], labels[:2], general) == 2  # the others are not in this image
 
 
 def test_clusters_are_of_uncentred_components_smoothed_along_the_row_of_tokens(monkeypatch):
@@ -89,9 +89,9 @@ def test_the_queue_holds_the_last_images_whatever_the_batch_size(clip, generator
     torch.testing.assert_close(seen[4], tokens[2:].flatten(0, 1))
     as_list = torch.cat([apart.look(images[i : i + 1]).keep for i in range(5)])
     assert torch.equal(keep, as_list)
-    for picture, labels in zip(keep, [cluster_tokens(each, Clustering())[-16:] for each in seen[:5]], strict=True):
-        assert len(labels[picture.flatten()].unique()) == 1  # one cluster, and all of it
-        assert not (labels[~picture.flatten()] == labels[picture.flatten()][0]).any()
+    for image, labels in zip(keep, [cluster_tokens(each, Clustering())[-16:] for each in seen[:5]], strict=True):
+        assert len(labels[image.flatten()].unique()) == 1  # one cluster, and all of it
+        assert not (labels[~image.flatten()] == labels[image.flatten()][0]).any()
 
 
 def test_several_processes_are_an_error(clip, monkeypatch):  # noqa: F811
@@ -112,21 +112,21 @@ def test_the_queue_starts_with_the_last_validation_images(toy, tmp_path, folder)
     )  # more than there are
     model = load(run)
     assert model.method.start.shape == (20, 16, 24)
-    torch.testing.assert_close(model.method.start[:4], model.method.start[16:])  # 16 pictures, and round again
+    torch.testing.assert_close(model.method.start[:4], model.method.start[16:])  # 16 images, and round again
     with (run / "predictions" / "val.csv").open(newline="") as file:
         last = [row["image"] for row in csv.DictReader(file)][-1]
     model.method.look(torch.zeros(1, 3, 64, 64))
     assert torch.equal(model.method.recent[0], model.method.start[1])
-    picture = Image.open(toy / last).convert("RGB")
+    photo = Image.open(toy / last).convert("RGB")
     fresh = load(run)
-    fresh.predict(picture)
+    fresh.predict(photo)
     torch.testing.assert_close(fresh.method.recent[-1], fresh.method.start[-1], atol=1e-4, rtol=0)
 
 
 def test_more_clusters_than_patches_are_an_error_before_anything_is_saved(toy, tmp_path, folder):  # noqa: F811
     """Pictures of 4 × 4 patches."""
-    told = settings(toy, tmp_path / "run", folder, general_prompt="a bird", queue=3)
+    options = settings(toy, tmp_path / "run", folder, general_prompt="a bird", queue=3)
     with pytest.raises(UserError, match="--clusters 49: more than the 48 patches of a queue of 3 images"):
-        train(Ttr(**told, clusters=49))
+        train(Ttr(**options, clusters=49))
     assert not list((tmp_path / "run").glob("*.safetensors"))
-    assert load(train(Ttr(**told, clusters=48))).method.clustering.clusters == 48
+    assert load(train(Ttr(**options, clusters=48))).method.clustering.clusters == 48

@@ -1,4 +1,4 @@
-"""CLIP without training, on whole pictures, on A²'s crop and on TTR's cluster: with a tiny CLIP made here."""
+"""CLIP without training, on whole images, on A²'s crop and on TTR's cluster: with a tiny CLIP made here."""
 
 import csv
 import json
@@ -80,7 +80,7 @@ def facts_of(run: Path) -> dict:
     return json.loads((run / "run.json").read_text())
 
 
-def answers_of(run: Path) -> tuple[list[str], torch.Tensor]:
+def predictions_of(run: Path) -> tuple[list[str], torch.Tensor]:
     with (run / "predictions" / "test.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     names = [key for key in rows[0] if key.startswith("p_")]
@@ -122,9 +122,15 @@ def test_prompts_are_normalised_then_averaged_then_normalised(clip):
 def test_the_transform_is_the_one_that_was_shipped(clip, folder):
     assert clip.vit.config.input.mean == MEAN
     assert clip.vit.config.input.std == STD
-    said = {"image_mean": MEAN, "image_std": STD, "size": 80, "crop_size": {"height": 64, "width": 64}, "resample": 2}
+    shipped = {
+        "image_mean": MEAN,
+        "image_std": STD,
+        "size": 80,
+        "crop_size": {"height": 64, "width": 64},
+        "resample": 2,
+    }
     (other := folder.parent / "other").mkdir()
-    (other / "preprocessor_config.json").write_text(json.dumps(said))
+    (other / "preprocessor_config.json").write_text(json.dumps(shipped))
     assert transform_of(str(other), "main").crop == 0.8
     assert transform_of(str(other), "main").resample == "bilinear"
 
@@ -236,9 +242,11 @@ def test_a_loaded_run_predicts_the_same_without_transformers_or_the_original_fil
     )
     run = train(config(**settings(toy, tmp_path / "run", folder, **more)))
     without_transformers(monkeypatch)
-    images, told = answers_of(run)
+    images, expected = predictions_of(run)
     model = load(run)
-    torch.testing.assert_close(model.predict([toy / image for image in images]).probabilities, told, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        model.predict([toy / image for image in images]).probabilities, expected, atol=1e-4, rtol=0
+    )
     verdict = verify(model.method, torch.rand(3, 3, 64, 64), draws=1).verdict
     assert verdict == ("refused" if config is Zs else "blind")  # there is nothing hidden from the first
     assert facts_of(run)["selection"]["metric"] is None
@@ -248,7 +256,7 @@ def test_a_loaded_run_predicts_the_same_without_transformers_or_the_original_fil
 def test_a_crop_of_the_whole_image_predicts_as_the_whole_image(toy, tmp_path, folder):
     whole = train(Zs(**settings(toy, tmp_path / "zs", folder)))
     crop = train(A2Zs(**settings(toy, tmp_path / "a2", folder, crop_size=("1",))))
-    assert torch.equal(answers_of(whole)[1], answers_of(crop)[1])
+    assert torch.equal(predictions_of(whole)[1], predictions_of(crop)[1])
     assert facts_of(crop)["where"]["backbone"]["file"] == "tiny"  # CLIP's own attention
 
 
@@ -280,17 +288,17 @@ def test_invalid_arguments_are_explained(config, more, complaint, toy, tmp_path,
 
 
 def test_from_the_command_line_to_a_proof(toy, tmp_path, folder):
-    run, told = tmp_path / "run", ("--clip", folder, *QUICK, "--batch", 16)
+    run, flags = tmp_path / "run", ("--clip", folder, *QUICK, "--batch", 16)
     prompts = ("--prompts", "a photo of a {}", "a drawing of a {}")
     code, out, err = typed(
-        "train", "a2-zs", toy, *told, "--where", "random:nano", "--crop-size", "2/7", "1/2", *prompts, "--out", run
+        "train", "a2-zs", toy, *flags, "--where", "random:nano", "--crop-size", "2/7", "1/2", *prompts, "--out", run
     )
     assert (code, "the best of 2" in out) == (0, True), err
     code, out, _ = typed("verify", run, "--limit", 2, "--draws", 1)
     assert (code, "Blind outside its sight" in out) == (0, True)
     assert typed("evaluate", run, *QUICK)[0] == 0
     code, out, _ = typed(
-        "train", "ttr", toy, *told, "--general-prompt", "a bird.", "--queue", 4, "--out", tmp_path / "ttr"
+        "train", "ttr", toy, *flags, "--general-prompt", "a bird.", "--queue", 4, "--out", tmp_path / "ttr"
     )
     assert (code, "Nothing was selected" in out) == (0, True)
     assert typed("verify", tmp_path / "ttr", "--limit", 2, "--draws", 1)[0] == 0

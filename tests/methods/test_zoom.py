@@ -56,7 +56,7 @@ def sight(request, masks):
 
 specks = st.sampled_from([False] * 9 + [True])
 squares = st.integers(1, 9).flatmap(lambda n: arrays.arrays(bool, (n, n), elements=specks, fill=st.nothing()))
-pictures = arrays.array_shapes(min_dims=2, max_dims=2, max_side=9).flatmap(
+mask_arrays = arrays.array_shapes(min_dims=2, max_dims=2, max_side=9).flatmap(
     lambda shape: arrays.arrays(bool, shape, elements=specks, fill=st.nothing())
 )
 
@@ -78,7 +78,7 @@ def test_without_margin_the_window_is_the_smallest_that_holds_all(mask):
 
 
 @settings(deadline=None, max_examples=100)
-@given(pictures, st.floats(0, 1), st.floats(0.01, 1))
+@given(mask_arrays, st.floats(0, 1), st.floats(0.01, 1))
 def test_a_window_lies_in_the_picture_with_its_margin_where_there_is_room(mask, margin, smallest):
     h, w = mask.shape
     left, top, right, bottom = zoom_windows(torch.tensor(mask)[None], margin=margin, smallest=smallest)[0].tolist()
@@ -146,11 +146,11 @@ def test_hidden_pixels_do_not_bleed_into_visible_ones(images, masks, hidden):
 
 
 def test_windows_are_made_in_full_precision_under_autocast(images, masks):
-    told = (masks, zoom_windows(masks, margin=0.1, smallest=0.25), (32, 32), GREY)
+    arguments = (masks, zoom_windows(masks, margin=0.1, smallest=0.25), (32, 32), GREY)
     with torch.autocast("cpu", torch.bfloat16):
-        under = zoom_in(images, *told)
-    assert all(torch.equal(a, b) for a, b in zip(under, zoom_in(images, *told), strict=True))
-    half, _ = zoom_in(images.bfloat16(), *told)
+        under = zoom_in(images, *arguments)
+    assert all(torch.equal(a, b) for a, b in zip(under, zoom_in(images, *arguments), strict=True))
+    half, _ = zoom_in(images.bfloat16(), *arguments)
     assert half.dtype == torch.bfloat16
 
 
@@ -174,7 +174,7 @@ def test_float_masks_see_the_same_and_pass_the_gradient_of_the_surrogate(images,
     assert (visible.grad * way).sum().item() == pytest.approx(slope.item(), rel=1e-4)
 
 
-# ---- answers ---------------------------------------------------------------------------------------------------------
+# ---- predictions -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fill", get_args(Fill))
@@ -188,11 +188,11 @@ def test_zooming_in_is_blind(images, sight, fill, hide):
 @torch.no_grad()
 def test_the_prediction_reports_its_window(images, sight):
     what = MaskedViT(small_vit(), zoom=Zoom())
-    answer = what.judge(images, sight)
+    prediction = what.judge(images, sight)
     visible = sight.visible((32, 32))
-    assert torch.equal(answer.sight.visible((32, 32)), visible)
-    assert torch.equal(answer.sight.boxes[:, 0], zoom_windows(visible, margin=0.1, smallest=0.25))
-    assert torch.equal(what.judge(images, answer.sight).logits, answer.logits), "looking again is no other look"
+    assert torch.equal(prediction.sight.visible((32, 32)), visible)
+    assert torch.equal(prediction.sight.boxes[:, 0], zoom_windows(visible, margin=0.1, smallest=0.25))
+    assert torch.equal(what.judge(images, prediction.sight).logits, prediction.logits), "looking again is no other look"
 
 
 @torch.no_grad()
@@ -202,12 +202,12 @@ def test_small_objects_are_enlarged(images, masks):
     seen = closer.masked_input(images, sight.keep, sight.keep_pixels)
     before, after = masks.float().mean(dim=(1, 2)), seen.keep_pixels.float().mean(dim=(1, 2))
     assert (after[[0, 2, 3]] > 4 * before[[0, 2, 3]]).all()
-    assert after[1] == before[1], "it filled the picture already"
+    assert after[1] == before[1], "it filled the image already"
     assert torch.allclose(*(what.judge(images, sight).logits[1] for what in (plain, closer)), atol=1e-5)
     look = Pair(Look(sight[[0]]), closer), Pair(Look(sight[[0]]), plain)
     costs = [measure_cost(method, images[:1]) for method in look]
     assert costs[0].gflops > costs[1].gflops, "more tokens are used"
-    assert costs[0].coverage == costs[1].coverage, "but no more of the picture is seen"
+    assert costs[0].coverage == costs[1].coverage, "but no more of the image is seen"
 
 
 class Look:
@@ -293,9 +293,19 @@ def test_another_look_is_another_architecture():
 
 def test_early_masking_with_zoom_from_training_to_proof(tmp_path):
     toy = write_toy(tmp_path / "toy", train=16, val=8, test=8)
-    told = ("--masks", "found:random:nano", "--sight", "pixels", "--patch-threshold", 0.1, "--zoom", "--fill", "noise")
+    arguments = (
+        "--masks",
+        "found:random:nano",
+        "--sight",
+        "pixels",
+        "--patch-threshold",
+        0.1,
+        "--zoom",
+        "--fill",
+        "noise",
+    )
     run = tmp_path / "run"
-    code, _, err = typed("train", "early-mask", toy, *SMALL, "--size", 64, "--epochs", 1, *told, "--out", run)
+    code, _, err = typed("train", "early-mask", toy, *SMALL, "--size", 64, "--epochs", 1, *arguments, "--out", run)
     assert code == 0, err
     what = load(run).method.what
     assert (what.zoom, what.fill) == (Zoom(), "noise")

@@ -95,8 +95,8 @@ def test_pdiscoformer_discovers_its_parts_once_and_predicts_the_same():
     found, dense = measure_cost(model, images), measure_cost(Classifier(small_vit(classes=3)), images)
     assert found.gflops == pytest.approx(dense.gflops, rel=0.02), "a dense ViT, and a little for the prototypes"
     assert found.coverage == 1
-    answer = model.judge(images, model.look(images)).logits
-    assert model.judge(images, sight_for_prediction(model, images, None)).logits.equal(answer)
+    prediction = model.judge(images, model.look(images)).logits
+    assert model.judge(images, sight_for_prediction(model, images, None)).logits.equal(prediction)
 
 
 def test_soft_ifam_still_looks_as_its_weights_come_from_the_parts():

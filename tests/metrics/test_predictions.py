@@ -28,10 +28,10 @@ def test_predictions_round_trip_through_csv_with_awkward_names(tmp_path):
         {"background": ["mixed_same", "mixed, rand"] * 15, "": ["leer"] * 30},
     )
     predictions.predicted[3] = -1
-    predictions.save_csv(tmp_path / "answers.csv")
+    predictions.save_csv(tmp_path / "predictions.csv")
     for again in (
-        Predictions.load_csv(tmp_path / "answers.csv"),
-        Predictions.load_csv(tmp_path / "answers.csv", split="prüfung", group_names=predictions.group_names),
+        Predictions.load_csv(tmp_path / "predictions.csv"),
+        Predictions.load_csv(tmp_path / "predictions.csv", split="prüfung", group_names=predictions.group_names),
     ):
         assert (again.images, again.classes, again.split) == (predictions.images, classes, "prüfung")
         assert again.group_names == predictions.group_names
@@ -39,13 +39,13 @@ def test_predictions_round_trip_through_csv_with_awkward_names(tmp_path):
             assert np.array_equal(getattr(again, name), getattr(predictions, name)), name
             assert getattr(again, name).dtype == getattr(predictions, name).dtype
         assert again.extra == predictions.extra
-    assert [path.name for path in tmp_path.iterdir()] == ["answers.csv"]
+    assert [path.name for path in tmp_path.iterdir()] == ["predictions.csv"]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6), min_size=2, unique=True))
 def test_any_names_round_trip(tmp_path_factory, names):
-    path = tmp_path_factory.mktemp("answers") / "answers.csv"
+    path = tmp_path_factory.mktemp("answers") / "predictions.csv"
     labels = np.arange(len(names))
     predictions = answered(labels, labels > 0, tuple(names), labels, tuple(names), split=names[0])
     predictions.save_csv(path)
@@ -55,8 +55,8 @@ def test_any_names_round_trip(tmp_path_factory, names):
 
 
 def test_the_file_has_the_documented_columns(tmp_path):
-    made((1, 1, 1, 0), (1, 1, 1, 1)).save_csv(tmp_path / "answers.csv")
-    lines = (tmp_path / "answers.csv").read_text(encoding="utf-8").splitlines()
+    made((1, 1, 1, 0), (1, 1, 1, 1)).save_csv(tmp_path / "predictions.csv")
+    lines = (tmp_path / "predictions.csv").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "image,label,predicted,group,split,p_landbird,p_waterbird"
     assert lines[4] == "000003.jpg,waterbird,landbird,waterbird on water,test,0.899999976,0.100000001"
 
@@ -81,7 +81,7 @@ HEADER = "image,label,predicted,group,p_cat,p_dog\n"
     ],
 )
 def test_a_faulty_file_is_an_error_that_names_the_line(tmp_path, text, place, message):
-    path = tmp_path / "answers.csv"
+    path = tmp_path / "predictions.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as refusal:
         Predictions.load_csv(path)
@@ -91,15 +91,15 @@ def test_a_faulty_file_is_an_error_that_names_the_line(tmp_path, text, place, me
 
 
 def test_an_unknown_group_is_an_error_that_names_the_line(tmp_path):
-    made((1, 1, 1, 0), (1, 1, 1, 1)).save_csv(tmp_path / "answers.csv")
-    with pytest.raises(UserError, match=r"answers\.csv:4: unknown group 'waterbird on land'"):
-        Predictions.load_csv(tmp_path / "answers.csv", group_names=PLACES[:2])
+    made((1, 1, 1, 0), (1, 1, 1, 1)).save_csv(tmp_path / "predictions.csv")
+    with pytest.raises(UserError, match=r"predictions\.csv:4: unknown group 'waterbird on land'"):
+        Predictions.load_csv(tmp_path / "predictions.csv", group_names=PLACES[:2])
 
 
 def test_a_file_from_a_spreadsheet_is_read(tmp_path):
     text = "image,label,predicted,p_cat,p_dog\r\na.jpg,cat,dog,0,1\r\n"
-    (tmp_path / "answers.csv").write_text(text, encoding="utf-8-sig", newline="")
-    predictions = Predictions.load_csv(tmp_path / "answers.csv")
+    (tmp_path / "predictions.csv").write_text(text, encoding="utf-8-sig", newline="")
+    predictions = Predictions.load_csv(tmp_path / "predictions.csv")
     assert (predictions.images, predictions.classes, predictions.groups, predictions.split) == (
         ["a.jpg"],
         ("cat", "dog"),
@@ -109,7 +109,7 @@ def test_a_file_from_a_spreadsheet_is_read(tmp_path):
 
 
 def test_one_of_several_splits_must_be_selected(tmp_path):
-    path = tmp_path / "answers.csv"
+    path = tmp_path / "predictions.csv"
     lines = ["image,label,predicted,split,p_cat,p_dog", "a,cat,cat,val,1,0", "b,dog,dog,test,0,1", "c,dog,cat,test,1,0"]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert Predictions.load_csv(path, split="test").images == ["b", "c"]
@@ -124,16 +124,16 @@ def test_files_that_cannot_be_read_or_written_are_errors(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         Predictions.load_csv(tmp_path / "nowhere.csv")
     with pytest.raises(UserError, match="cannot be written"):
-        predictions.save_csv(tmp_path / "nowhere" / "answers.csv")
+        predictions.save_csv(tmp_path / "nowhere" / "predictions.csv")
 
 
 def test_an_interrupted_write_leaves_the_old_file_unchanged(tmp_path):
     predictions = made((1, 1, 1, 0), (1, 1, 1, 1))
-    predictions.save_csv(tmp_path / "answers.csv")
-    before = (tmp_path / "answers.csv").read_bytes()
+    predictions.save_csv(tmp_path / "predictions.csv")
+    before = (tmp_path / "predictions.csv").read_bytes()
     with pytest.raises(AssertionError, match="p_ is for probabilities"):
-        replace(predictions, extra={"p_value": ["", "", "", ""]}).save_csv(tmp_path / "answers.csv")
-    assert (tmp_path / "answers.csv").read_bytes() == before
+        replace(predictions, extra={"p_value": ["", "", "", ""]}).save_csv(tmp_path / "predictions.csv")
+    assert (tmp_path / "predictions.csv").read_bytes() == before
 
 
 def test_a_diverged_model_and_an_empty_split_are_errors():

@@ -145,7 +145,7 @@ def test_a_selector_sees_images_no_larger_than_its_input_size(generator):
     assert sight.look(odd).visible((36, 44)).any()
 
 
-class Told(CropSight):
+class GivenMap(CropSight):
     """Attends to true masks: what the crops are worth when attention is perfect."""
 
     masks: torch.Tensor
@@ -157,18 +157,18 @@ class Told(CropSight):
 def test_perfect_attention_finds_birds_that_stand_anywhere():
     toy = make_toy(32, size=96, seed=5, displacement=0.3)
     images, masks = toy.images.float() / 255, toy.masks
-    told = Told(small_vit(classes=0), (0.5,))
-    told.masks = masks
+    given = GivenMap(small_vit(classes=0), (0.5,))
+    given.masks = masks
 
     def found(where: Look) -> float:
         inside = where.look(images).visible((96, 96)) & masks
         return (inside.sum(dim=(1, 2)) / masks.sum(dim=(1, 2))).mean().item()
 
     centre, chance = found(CentreSight(0.5)), found(RandomSight((0.5,)))
-    assert found(told) > max(centre, chance) + 0.15
+    assert found(given) > max(centre, chance) + 0.15
     exact = greedy_crops(masks.float(), [48])
     best = (inside_boxes(exact, (96, 96)) & masks).sum(dim=(1, 2)) / masks.sum(dim=(1, 2))
-    assert found(told) > best.mean().item() - 0.05, "a grid of 8 pixels is nearly as good as the mask itself"
+    assert found(given) > best.mean().item() - 0.05, "a grid of 8 pixels is nearly as good as the mask itself"
 
 
 def test_the_centre_is_the_centre():

@@ -32,11 +32,11 @@ def small(parts: int = 4, **changes) -> PartDiscovery:
     """Prototypes among the features, so that no part is out of reach."""
     model = PartDiscovery(small_vit(classes=0), parts, 5, **changes)
     with torch.no_grad():
-        model.prototypes.copy_(model.discover(pictures()).features.flatten(2)[0].T[: parts + 1])
+        model.prototypes.copy_(model.discover(made_images()).features.flatten(2)[0].T[: parts + 1])
     return model
 
 
-def pictures(count: int = 3) -> torch.Tensor:
+def made_images(count: int = 3) -> torch.Tensor:
     return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
@@ -50,7 +50,7 @@ def scores(generator, parts: int = 4, spread: float = 1.0) -> torch.Tensor:
 @torch.no_grad()
 def test_logits_are_negative_squared_distances_and_maps_their_softmax():
     model = small(temperature=0.5)
-    parts = model.discover(pictures())
+    parts = model.discover(made_images())
     distances = (parts.features[:, None] - model.prototypes[None, :, :, None, None]).square().sum(dim=2)
     torch.testing.assert_close(parts.logits, -distances, atol=1e-3, rtol=1e-5)
     torch.testing.assert_close(parts.probabilities, (parts.logits / 0.5).softmax(dim=1))
@@ -58,7 +58,7 @@ def test_logits_are_negative_squared_distances_and_maps_their_softmax():
 
 @torch.no_grad()
 def test_evaluation_is_the_same_every_time():
-    model, images = small(), pictures()
+    model, images = small(), made_images()
     torch.manual_seed(0)
     first = model.look(images)
     torch.manual_seed(1)
@@ -69,7 +69,7 @@ def test_evaluation_is_the_same_every_time():
 
 @torch.no_grad()
 def test_a_patch_is_seen_unless_it_is_nearest_to_the_background():
-    model, images = small(), pictures()
+    model, images = small(), made_images()
     sight = model.look(images)
     assert torch.equal(sight.keep, sight.parts.argmax(dim=1) != 4)
     assert 0 < sight.keep.float().mean() < 1
@@ -88,7 +88,7 @@ def test_noise_is_finite_even_where_the_generator_gives_zero(monkeypatch):
 
 
 def test_draws_follow_their_generator_and_rate(generator):
-    model, images = small(parts=8), pictures(2)
+    model, images = small(parts=8), made_images(2)
     assert model.draw_noise(images, generator).shape == (2, 9, 4, 4)
     many = images[:1].expand(2000, -1, -1, -1)
     kept = model.draw_keep_parts(many, generator=generator)
@@ -102,7 +102,7 @@ def test_draws_follow_their_generator_and_rate(generator):
 @torch.no_grad()
 def test_transformed_images_are_filled_with_the_mean_colour():
     vit = small_vit(classes=0, input=Input(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25)))
-    model, images, affine = PartDiscovery(vit, 2, 5), pictures(), Affine(30.0, 3.0, -2.0, 0.8)
+    model, images, affine = PartDiscovery(vit, 2, 5), made_images(), Affine(30.0, 3.0, -2.0, 0.8)
     normalised = warp_affine((images - vit.mean) / vit.std, affine)
     expected = model.discover(normalised * vit.std + vit.mean).probabilities
     caught = {}
@@ -114,7 +114,7 @@ def test_transformed_images_are_filled_with_the_mean_colour():
 
 @torch.no_grad()
 def test_the_identity_transformation_changes_nothing():
-    model, images = small(), pictures()
+    model, images = small(), made_images()
     probabilities = model.discover(images).probabilities
     torch.testing.assert_close(model.discover_transformed(images, Affine()), probabilities, atol=1e-4, rtol=1e-4)
 
@@ -125,7 +125,7 @@ def test_the_identity_transformation_changes_nothing():
 @torch.no_grad()
 def test_dropped_parts_have_no_logits_and_others_are_scaled():
     model = small(dropout=0.25)
-    embeddings = model.embed(model.discover(pictures()))
+    embeddings = model.embed(model.discover(made_images()))
     keep_parts = torch.tensor([[True, False, True, True]]).expand(3, -1)
     all_of_them, some = model.part_scores(embeddings), model.part_scores(embeddings, keep_parts)
     assert not some[:, :, 1].any()
@@ -146,7 +146,7 @@ def test_pooling_never_makes_a_feature_map_per_part():
     model = small(parts=15)
     forbidden = 3 * 32 * 16 * 4 * 4
     with Largest() as largest:
-        parts = model.discover(pictures())
+        parts = model.discover(made_images())
         embeddings = model.embed(parts)
         losses = shaping_losses(parts, embeddings, parts.probabilities, Shaping())
         (sum(losses.values()) + model.class_logits(embeddings).sum()).backward()
@@ -195,7 +195,7 @@ def test_soft_keep_is_the_probability_of_the_likeliest_part(generator):
 
 def test_the_predictors_loss_alone_reaches_the_prototypes():
     """And it is the gradient of the surrogate, by finite differences in float64."""
-    model, predictor, images = small().double(), small_vit(seed=2).double(), pictures().double()
+    model, predictor, images = small().double(), small_vit(seed=2).double(), made_images().double()
     freeze(model.vit)
     noise = model.draw_noise(images, torch.Generator().manual_seed(0)).double()
     keep_parts = torch.tensor([[True, True, False, True]] * 3)
@@ -248,7 +248,7 @@ def everything(model, images, noise):
 
 
 def test_bfloat16_stays_close_to_float32_and_decides_in_float32():
-    model, images = small(), pictures()
+    model, images = small(), made_images()
     noise = model.draw_noise(images, torch.Generator().manual_seed(0))
     exact, _, exact_losses = everything(model, images, noise)
     with torch.autocast("cpu", torch.bfloat16):
@@ -266,7 +266,7 @@ def test_bfloat16_stays_close_to_float32_and_decides_in_float32():
 
 def test_autocast_changes_nothing_after_the_backbone():
     """Given the same features, bit by bit."""
-    model, images = small(), pictures()
+    model, images = small(), made_images()
     features = model.vit(images).patches.detach()
     model.vit.forward = lambda images: replace_features(features)
     noise = model.draw_noise(images, torch.Generator().manual_seed(0))
@@ -286,7 +286,7 @@ def replace_features(features):
 
 
 def test_probabilities_that_underflow_leave_all_gradients_finite():
-    model, images = small(), pictures()
+    model, images = small(), made_images()
     with torch.no_grad():
         model.vit.norm.weight.mul_(100)
         model.prototypes.mul_(100)
@@ -329,6 +329,6 @@ def test_published_files_load(tmp_path, monkeypatch):
     config = replace(model.vit.config, grid=(9, 9), classes=3)
     monkeypatch.setitem(BACKBONES, "small", Backbone("small", config))
     loaded = load_official(tmp_path / "snapshot_best.pt", prefix="stage_1.", like="small")
-    assert torch.equal(loaded.discover(pictures()).logits, model.discover(pictures()).logits)
+    assert torch.equal(loaded.discover(made_images()).logits, model.discover(made_images()).logits)
     with pytest.raises(UserError, match=r"no part discovery under ''.*fc_landmarks"):
         load_official(tmp_path / "snapshot_best.pt", like="small")

@@ -31,7 +31,7 @@ def bilinear(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def by_windows(probabilities: np.ndarray, image: np.ndarray, radius: int, smooth: float, step: int) -> np.ndarray:
-    """The fast guided filter of one picture [3, h, w], window by window (He and Sun, 2015, algorithm 2)."""
+    """The fast guided filter of one image [3, h, w], window by window (He and Sun, 2015, algorithm 2)."""
     size = h, w = image.shape[1:]
     small = image.reshape(3, h // step, step, w // step, step).mean(axis=(2, 4))
     coarse = bilinear(probabilities, small.shape[1:])
@@ -165,7 +165,7 @@ def test_guide_radius_zero_is_bilinear_upsampling():
     expected = np.stack([bilinear(share.double().numpy(), (64, 80)) for share in probabilities])
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
     assert torch.equal(found, pixel_foreground_probability(probabilities, 1 - images, PixelSettings(guide_radius=0))), (
-        "the picture is not asked"
+        "the image is not asked"
     )
 
 

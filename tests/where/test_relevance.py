@@ -1,4 +1,4 @@
-"""What an answer relies on: the spec's numbers, the definition, its gradient, many pictures at once, any ViT."""
+"""What an prediction relies on: the spec's numbers, the definition, its gradient, many images at once, any ViT."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def images(generator) -> torch.Tensor:
 
 
 def by_definition(vit, image: torch.Tensor, label: int) -> torch.Tensor:
-    """GAE of one picture, with whole matrices: R ← R + mean((∇A ⊙ A)⁺) R."""
+    """GAE of one image, with whole matrices: R ← R + mean((∇A ⊙ A)⁺) R."""
     out = vit(image[None], attention=range(vit.config.depth))
     R = torch.eye(out.attention[0].shape[-1])
     for a, g in zip(out.attention, torch.autograd.grad(out.logits[0, label], out.attention), strict=True):
@@ -181,10 +181,10 @@ def test_maps_have_no_graph_and_do_not_depend_on_the_chunk_size(images, kind, mo
 @pytest.mark.parametrize("kind", ["gae", "gradient"])
 def test_by_default_the_predicted_class_is_explained(images, kind):
     vit = small_vit()
-    answers = vit(images).logits.argmax(dim=1)
-    assert torch.equal(MAPS[kind](vit, images), MAPS[kind](vit, images, answers))
-    others = (answers + 1) % 5
-    assert not torch.allclose(MAPS[kind](vit, images, answers), MAPS[kind](vit, images, others), rtol=0.1)
+    predictions = vit(images).logits.argmax(dim=1)
+    assert torch.equal(MAPS[kind](vit, images), MAPS[kind](vit, images, predictions))
+    others = (predictions + 1) % 5
+    assert not torch.allclose(MAPS[kind](vit, images, predictions), MAPS[kind](vit, images, others), rtol=0.1)
 
 
 def test_a_method_is_explained_by_its_own_logits(images, generator):

@@ -1,4 +1,4 @@
-"""Masks without training: known answers on made-up keys, real birds, and masks as files."""
+"""Masks without training: known predictions on made-up keys, real birds, and masks as files."""
 
 import sys
 import zipfile
@@ -190,7 +190,7 @@ EXPECTS = Input(size=(32, 32))
 
 
 class Bright(nn.Module):
-    """Sees the bright pixels, and counts the pictures it was asked about."""
+    """Sees the bright pixels, and counts the images it was asked about."""
 
     def __init__(self, level: float = 0.5):
         super().__init__()
@@ -233,7 +233,7 @@ def accelerator():
 def test_written_masks_are_read_back_exactly(rows, tmp_path, accelerator):
     where = Bright()
     masked = write_masks(where, rows, EXPECTS, tmp_path / "masks", accelerator, batch=3)
-    assert where.asked == 8, "a picture that is there twice is looked at once"
+    assert where.asked == 8, "a photo that is there twice is looked at once"
     for i in range(len(rows)):
         sample = decode(masked, i, Preprocess.of(EXPECTS))
         assert torch.equal(sample.mask, sample.image.float().mean(dim=0) / 255 > 0.5), rows.images[i]
@@ -270,7 +270,7 @@ def test_a_damaged_mask_is_made_again(rows, tmp_path, accelerator, damage):
         "cut": whole[:-20],
         "changed": whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :],
         "empty": b"",
-        "other": (masked.root / masked.masks[0]).read_bytes(),  # a whole mask, but of another picture
+        "other": (masked.root / masked.masks[0]).read_bytes(),  # a whole mask, but of another image
     }
     file.unlink()
     if damage in ruined:

@@ -17,9 +17,9 @@ def drawn(scores, k, *, seed=0, draws=400_000, sigma=SIGMA, control=True):
     return perturbed_top_k(scores, k, sigma=sigma, draws=draws, generator=generator, control=control)
 
 
-def gradient(k, **told) -> torch.Tensor:
+def gradient(k, **settings) -> torch.Tensor:
     scores = SCORES.clone().requires_grad_()
-    (drawn(scores, k, **told) * WORTH[:k]).sum().backward()
+    (drawn(scores, k, **settings) * WORTH[:k]).sum().backward()
     assert scores.grad is not None
     return scores.grad[0]
 

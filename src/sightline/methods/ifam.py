@@ -165,7 +165,7 @@ class IFam(PartMethod):
         # On a GPU removal would save little time, and wait for the device in every step.
         hide = None if keep.dtype != torch.bool else "mask" if images.is_cuda else "removal"
         logits = self.what.vit(seen, keep, keep_pixels, hide=hide).logits
-        return losses | {"answer": self.classification_loss(logits, labels)}
+        return losses | {"classification": self.classification_loss(logits, labels)}
 
     def stage2_input(self, images: Tensor, parts: Parts, draws: RandomDraws) -> tuple[Tensor, Tensor, Tensor | None]:
         """What stage 2 sees in training: images, kept patches and kept pixels; floats with a straight-through gradient

@@ -40,7 +40,7 @@ class InputGradients(MaskSupervisedClassifier):
         assert batch.masks is not None
         logits, penalties = self.logits_and_penalties(batch.images, batch.labels, batch.masks)
         penalty, classification = penalties.mean(), self.classification_loss(logits, batch.labels)
-        return {"loss": classification + self.weight * penalty, "background": penalty, "answer": classification}
+        return {"loss": classification + self.weight * penalty, "background": penalty, "classification": classification}
 
     def logits_and_penalties(self, images: Tensor, labels: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, C], and penalties [B] on their gradients with respect to normalised pixels."""

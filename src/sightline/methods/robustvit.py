@@ -106,7 +106,7 @@ class RobustViT(MaskSupervisedClassifier):
         relevance = config.background_weight * background + config.foreground_weight * foreground
         # Also where a weight is 0: distributed training expects a gradient, if only 0, for every parameter.
         loss = config.relevance_weight * relevance + config.classification_weight * classification
-        return {"loss": loss, "background": background, "foreground": foreground, "answer": classification}
+        return {"loss": loss, "background": background, "foreground": foreground, "classification": classification}
 
     def relevance(self, images: Tensor, labels: Tensor) -> Relevance:
         """Of the true class, as published; the ablations (rollout, attention) do not depend on the class."""
