@@ -9,7 +9,7 @@ LACKING = {"A15": "no CLIP weights"}
 
 TEXTS: dict[str, tuple[str, str]] = {
     "F1": (
-        "Early hard masking is faithful by construction: nothing outside the mask can change the answer.",
+        "Early hard masking is faithful by construction: nothing outside the mask can change the prediction.",
         "by construction; late and soft masking must fail the same test",
     ),
     "F2": ("Early masking beats late masking, both with true masks.", "worst group 97.2 against 84.0"),
@@ -24,7 +24,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "worst group 97.0 (K=8) against 95.2 (FOUND)",
     ),
     "F7": (
-        "What stage 2 learns refines stage 1 through the straight-through mask: better answers, better masks.",
+        "What stage 2 learns refines stage 1 through the straight-through mask: better predictions, better masks.",
         "claimed without a figure; the released code passes no gradient",
     ),
     "F8": ("Removing stage 2 costs most.", "WB200 86.1 to 76.0; MetaShift worst group 88.6 to 75.5"),
@@ -45,7 +45,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "F23": ("Mixed precision and averaged weights cost no accuracy and save time.", "3.5 times as fast"),
     "A1": ("Within a self-supervised family smaller models localise better.", "mass .820 S, .764 B, .650 L, .608 g"),
     "A2": ("That does not hold of other kinds of pretraining.", NONE),
-    "A3": ("Crops at attention peaks raise the worst group over the whole picture.", "S with S: 72.7 to 80.4"),
+    "A3": ("Crops at attention peaks raise the worst group over the whole image.", "S with S: 72.7 to 80.4"),
     "A4": ("Small attention with a large embedder beats large with large.", "94.4 against 89.9"),
     "A5": ("Crops and DFR add up.", "Spawrious: 74.9 to 88.8"),
     "A6": ("A centre crop rivals attention only because birds sit in the middle.", "off-centre: 84.5 against 91.4"),
@@ -53,11 +53,11 @@ TEXTS: dict[str, tuple[str, str]] = {
     "A8": ("The stronger the spurious cue, the fewer crops are best.", "1 crop 91.5, 4 crops 86.0"),
     "A9": ("How heads are averaged does not matter, and a sharper map is not a better one.", NONE),
     "A10": ("How well a method localises predicts how well it classifies.", NONE),
-    "A11": ("An adapter of 3,000 parameters moves attention to the right thing.", "worst group 23 to 66"),
+    "A11": ("An adapter of 3,000 parameters moves attention to the object.", "worst group 23 to 66"),
     "A12": ("With shared contexts iFAM wins, with disjoint ones attention crops do.", NONE),
     "A13": ("Larger models shift attention to registers in late blocks while localisation falls.", NONE),
     "A14": ("Part of the margin of attention crops is an untuned logistic regression.", OURS),
-    "A15": ("Zero-shot CLIP on the crop beats CLIP on the whole picture.", NONE),
+    "A15": ("Zero-shot CLIP on the crop beats CLIP on the whole image.", NONE),
     "R1": ("Three masks per class raise accuracy under shift at a small cost.", "ImageNet-A +7.6, ImageNet −1.2"),
     "R2": ("GAE is a better target than rollout or raw attention.", "24.1 against 23.4 and 21.7"),
     "R3": ("Each term of the loss is needed; background or foreground alone collapse.", NONE),

@@ -6,10 +6,13 @@ import io
 import json
 import multiprocessing
 import os
+import runpy
+import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Generator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -81,6 +84,42 @@ def one_of_several(environment: dict, arguments: list[str], prepare: Callable[[]
         except Exception:
             traceback.print_exc()
             sys.exit(1)
+
+
+def begun(*arguments, errors: Path) -> ForkServerProcess:
+    """`sightline ARGUMENTS` in a process of its own, as a test may kill it; its stderr goes to a file."""
+    job = ({}, [*map(str, arguments)], None, errors)
+    process = multiprocessing.get_context("forkserver").Process(target=one_of_several, args=job)
+    process.start()
+    return process
+
+
+def python_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python ARGUMENTS` in this folder: a script, -c CODE or -m MODULE, forked as in `in_processes`."""
+    with tempfile.TemporaryDirectory() as outputs:
+        out, err = Path(outputs, "out"), Path(outputs, "err")
+        job = (folder, arguments, out, err)
+        process = multiprocessing.get_context("forkserver").Process(target=run_python, args=job)
+        process.start()
+        process.join(300)
+        process.kill()
+        process.join()
+        return subprocess.CompletedProcess(arguments, process.exitcode or 0, out.read_text(), err.read_text())
+
+
+def run_python(folder: Path, arguments: tuple[str, ...], out: Path, err: Path) -> None:
+    for number, file in ((1, out), (2, err)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    kind, *others = arguments
+    sys.argv = [others.pop(0), *others] if kind in ("-c", "-m") else [*arguments]
+    if kind == "-c":
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif kind == "-m":
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(str(folder / kind), run_name="__main__")
 
 
 def files(folder: Path) -> dict[str, bytes]:

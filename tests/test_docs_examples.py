@@ -1,14 +1,14 @@
 """The complete examples in docs/ run as they stand, on images that the tests make."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from sightline.datasets.toy import write_toy
+
+from .small_runs import python_in
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -28,20 +28,19 @@ def test_the_reader_of_add_a_dataset_reads_and_checks_a_dataset(tmp_path):
         lines.append(f"{i}.png,{('cockle', 'mussel')[i % 2]},{('sand', 'rock')[i // 2 % 2]},{i // 4 % 3}")
     (tmp_path / "shells/labels.csv").write_text("\n".join(lines) + "\n")
 
-    def python(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-
     use = "import shells; from sightline.data.rows import read_rows; rows = read_rows('shells', layout='shells'); "
-    read = python("-c", use + "print(len(rows), rows.group_names, rows.masks.count(''), rows.splits.tolist()[::4])")
+    read = python_in(
+        tmp_path, "-c", use + "print(len(rows), rows.group_names, rows.masks.count(''), rows.splits.tolist()[::4])"
+    )
     groups = ("cockle/sand", "cockle/rock", "mussel/sand", "mussel/rock")
     assert read.stdout.strip() == f"48 {groups} 1 {[0, 1, 2] * 4}", read.stderr
 
-    checked = python("shells.py", "check", "shells", "--layout", "shells", "--workers", "0")
+    checked = python_in(tmp_path, "shells.py", "check", "shells", "--layout", "shells", "--workers", "0")
     assert "48 rows, 2 classes, 4 groups" in checked.stdout, checked.stderr
     assert "no mask for 1 of the images" in checked.stdout + checked.stderr
 
     (tmp_path / "shells/photos/7.png").unlink()
-    missing = python("shells.py", "check", "shells", "--layout", "shells")
+    missing = python_in(tmp_path, "shells.py", "check", "shells", "--layout", "shells")
     assert missing.returncode == 2
     assert re.search(r"labels\.csv:9: .*photos/7\.png does not exist; restore it", missing.stderr)
 
@@ -54,16 +53,13 @@ def test_the_method_of_add_a_method_trains_loads_predicts_and_is_proved_blind(tm
     (tmp_path / "use.py").write_text(use, encoding="utf-8")
     write_toy(tmp_path / "toy", train=16, val=8, test=8)
 
-    def python(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-
-    used = python("use.py")
+    used = python_in(tmp_path, "use.py")
     assert used.stdout.splitlines()[-1] == "blind", used.stdout + used.stderr
 
     options = ("--backbone", "random:nano", "--epochs", "1", "--workers", "0", "--device", "cpu", "--out", "runs/60")
-    trained = python("centre_window.py", "train", "centre-window", "toy", "--side", "0.6", *options)
+    trained = python_in(tmp_path, "centre_window.py", "train", "centre-window", "toy", "--side", "0.6", *options)
     assert trained.returncode == 0, trained.stderr
     assert '"side": 0.6' in (tmp_path / "runs/60/run.json").read_text()
-    assert python("centre_window.py", "verify", "runs/60", "--limit", "4").returncode == 0
-    unknown = python("-m", "sightline", "verify", "runs/60")
+    assert python_in(tmp_path, "centre_window.py", "verify", "runs/60", "--limit", "4").returncode == 0
+    unknown = python_in(tmp_path, "-m", "sightline", "verify", "runs/60")
     assert "unknown method 'centre-window'" in unknown.stderr

@@ -3,9 +3,8 @@
 import errno
 import json
 import os
+import resource
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from sightline.train import train
 from sightline.training.checkpoint import CheckpointTimer, load_tensors
 from sightline.training.distributed import make_accelerator
 
-from .small_runs import Stop, command_line, files, log_of, loop, small, stopped_after
+from .small_runs import Stop, begun, command_line, files, in_processes, log_of, loop, small, stopped_after
 
 ALL = {"ema": 0.9, "grad_accum": 2, "balance": "classes"}
 
@@ -45,21 +44,23 @@ def test_kill_9_at_any_moment_and_resume(toy, tmp_path):
     """Each time it has got further before it is killed, somewhere between one checkpoint and the next."""
     whole = files(train(small(toy, tmp_path / "whole", epochs=12)))
     arguments = ("--epochs", "12", "--resume", "--save-minutes", "0")
-    command = [sys.executable, "-m", "sightline", *command_line(toy, tmp_path / "killed", *arguments)]
+    command, errors = command_line(toy, tmp_path / "killed", *arguments), tmp_path / "errors"
     checkpoint = tmp_path / "killed" / "last.safetensors"
     for wait in (0.0, 0.03):
         before = modified(checkpoint)
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = begun(*command, errors=errors)
         started = time.monotonic()
-        while modified(checkpoint) == before and process.poll() is None and time.monotonic() - started < 120:
+        while modified(checkpoint) == before and process.is_alive() and time.monotonic() - started < 120:
             time.sleep(0.002)
         time.sleep(wait)
-        assert process.poll() is None, "it ended before it was killed"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        assert process.is_alive(), f"it ended before it was killed: {errors.read_text()}"
+        process.kill()
+        process.join()
         assert modified(checkpoint) != before
         assert not (tmp_path / "killed" / "metrics.json").exists()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = begun(*command, errors=errors)
+    process.join()
+    assert process.exitcode == 0, errors.read_text()
     killed = files(tmp_path / "killed")
     assert [name for name in whole if killed[name] != whole[name]] == []
     assert not list((tmp_path / "killed").glob("*.partial"))
@@ -253,21 +254,16 @@ def test_a_run_is_not_resumed_with_other_settings(toy, tmp_path):
         train(small(toy, tmp_path / "run", epochs=2, resume=True))
 
 
-def on_a_disk_of(size: int, toy: Path, out: Path, *more: str) -> subprocess.CompletedProcess:
+def fill_the_disk() -> None:
     """As a limit on the size of files."""
-    code = (
-        "import resource, sys, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); sys.argv = sys.argv[1:]; "
-        "from sightline.cli import main; main()"
-    )
-    command = [sys.executable, "-c", code, "sightline", *command_line(toy, out, *more)]
-    return subprocess.run(command, capture_output=True, text=True)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 
 
 def test_a_full_disk_is_one_clear_line_and_no_half_file(toy, tmp_path):
-    result = on_a_disk_of(60_000, toy, tmp_path / "run", "--epochs", "1")
-    assert result.returncode == 2, result.stderr
-    assert "cannot be written" in result.stderr.splitlines()[-1]
+    codes, errors = in_processes(1, *command_line(toy, tmp_path / "run", "--epochs", "1"), prepare=fill_the_disk)
+    assert codes == [2], errors
+    assert "cannot be written" in errors.splitlines()[-1]
     assert not list((tmp_path / "run").glob("*.partial"))
     assert not (tmp_path / "run" / "best.safetensors").exists()
 
@@ -277,9 +273,10 @@ def test_a_disk_that_fills_up_later_leaves_the_checkpoint_intact(toy, tmp_path, 
     with stopped_after(4), pytest.raises(Stop):
         train(config)
     kept = (tmp_path / "run" / "last.safetensors").read_bytes()
-    result = on_a_disk_of(60_000, toy, tmp_path / "run", "--epochs", "3", "--resume", "--save-minutes", "0")
-    assert result.returncode == 2, result.stderr
-    assert "continue with --resume" in result.stderr.splitlines()[-1]
+    command = command_line(toy, tmp_path / "run", "--epochs", "3", "--resume", "--save-minutes", "0")
+    codes, errors = in_processes(1, *command, prepare=fill_the_disk)
+    assert codes == [2], errors
+    assert "continue with --resume" in errors.splitlines()[-1]
     assert (tmp_path / "run" / "last.safetensors").read_bytes() == kept
     assert not list((tmp_path / "run").glob("*.partial"))
     assert files(train(replace(config, resume=True))) == whole

@@ -26,7 +26,7 @@ def metrics(folder: Path) -> dict:
 
 
 def right(lines: list[dict[str, str]], background: str) -> float:
-    """The share of right predictions on these backgrounds."""
+    """The fraction of correct predictions on these backgrounds."""
     those = [line for line in lines if line["group"].endswith(background)]
     return sum(line["label"] == line["predicted"] for line in those) / len(those)
 

@@ -36,7 +36,7 @@ def test_soft_masks(stage2, inputs, case):
 
 
 def test_straight_through_composed_with_weighted_attention(stage2, inputs):
-    """Hard forward, gradient of the sum of foreground shares: iFAM's papers, and what its code never ran."""
+    """Hard forward, gradient of the sum of foreground probabilities: iFAM's papers, and what its code never ran."""
     expected = golden("straight_through.npz")
     logits = expected["logits"].clone().requires_grad_()
     keep = straight_through(logits)

@@ -83,7 +83,7 @@ def test_soft_masks_have_a_gradient_unless_disabled(images):
 
 
 def test_the_gradient_is_that_of_the_kept_parts_probabilities(images):
-    """Hard forward; backward, the loss as a function of the mask times the shares' slope: by finite differences."""
+    """Hard forward; backward, the loss as a function of mask × slope of the probabilities: by finite differences."""
     model = ifam().double()
     images = images.double()
     drawn = draws(model, images)

@@ -287,10 +287,10 @@ def test_pasting_windows_is_precise_under_autocast_and_has_a_gradient(generator)
 @torch.no_grad()
 def test_refinement_looks_at_the_window_around_the_first_mask(images):
     model = ifam()
-    share = torch.zeros(4, 32, 32)
-    share[:, 10:18, 6:16] = 1.0
-    closer, windows = model.zoomed_views(images, share)
-    assert windows.tolist() == zoom_windows(share > 0, margin=0.25, smallest=0.3).tolist() == [[3, 6, 18, 21]] * 4
+    foreground = torch.zeros(4, 32, 32)
+    foreground[:, 10:18, 6:16] = 1.0
+    closer, windows = model.zoomed_views(images, foreground)
+    assert windows.tolist() == zoom_windows(foreground > 0, margin=0.25, smallest=0.3).tolist() == [[3, 6, 18, 21]] * 4
     cut = F.interpolate(images[..., 6:21, 3:18], (32, 32), mode="bilinear")
     assert (closer - cut)[..., 3:-3, 3:-3].abs().max() < 1e-5, "of which it may see all"
 
@@ -323,7 +323,7 @@ def test_training_sees_what_judge_sees(images, zoom, refine):
 
 @EVERY_WAY
 def test_the_gradient_is_that_of_the_pixel_probabilities(images, zoom, refine):
-    """Hard forward; backward, the loss as a function of both masks times the shares' slopes: by finite differences."""
+    """Hard forward; backward, the loss as a function of both masks × slopes of the probabilities: by differences."""
     model, images = ifam(zoom=zoom, refine=refine, mask_gradient=True).double(), images.double()
     where, kept = model.where, torch.tensor([[True, False, True]]).expand(4, -1)
     drawn = draws(model, images, keep_masked=kept)
@@ -344,9 +344,9 @@ def test_the_gradient_is_that_of_the_pixel_probabilities(images, zoom, refine):
     def surrogate() -> float:
         squares = (features[:, None] - where.prototypes[:, :, None, None]).square().sum(dim=2)
         probabilities = ((drawn.noise_mask - squares) / where.temperature).softmax(dim=1)[:, [0, 2]].sum(dim=1)
-        share = pixel_foreground_probability(probabilities, views, model.pixels)
-        share = share if windows is None else paste_windows(share, windows)
-        return float((upstream[0] * F.avg_pool2d(share, 8)).sum() + (upstream[1] * share).sum())
+        foreground = pixel_foreground_probability(probabilities, views, model.pixels)
+        foreground = foreground if windows is None else paste_windows(foreground, windows)
+        return float((upstream[0] * F.avg_pool2d(foreground, 8)).sum() + (upstream[1] * foreground).sum())
 
     for k, d in ((0, 3), (1, 7), (3, 0)):
         values = []

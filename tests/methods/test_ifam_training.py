@@ -169,7 +169,7 @@ def test_both_stages_are_compiled_and_keep_their_names(toy, tmp_path, monkeypatc
 
 
 def test_a_model_compiled_for_training_predicts_uncompiled(toy, tmp_path, monkeypatch):
-    """Every image hides another share, so that every batch would be compiled anew."""
+    """Every image hides another fraction, so that every batch would be compiled anew."""
     asked = []
 
     def final_evaluation(model, *_):
