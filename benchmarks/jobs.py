@@ -8,12 +8,13 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from pathlib import Path
 from typing import Any
 
 from lanes import is_out_of_memory
-from measure import cost_of, missing_measures
+from measure import cost_of, missing_measures, sees_of
+from record import commit
 from rows import Row
 from rows.relevance import same_as
 from study import Context, command_of
@@ -32,8 +33,8 @@ def lacking(context: Context, row: Row) -> list[str]:
     return [file for file in files if not (folder / file).exists()]
 
 
-def weights_missing(context: Context, row: Row, note: dict[str, Any]) -> str:
-    """Why a row cannot be run: it, or the run that it fine-tunes, lies here without weights."""
+def weights_missing(context: Context, row: Row, note: dict[str, Any], coming: Collection[Row] = ()) -> str:
+    """Why a row cannot be run: it, or the run that it fine-tunes, lies here without weights and is not coming."""
     if context.is_trained(row):
         needed = [row]
     elif trained_as(context, row, note) is not None:
@@ -41,7 +42,9 @@ def weights_missing(context: Context, row: Row, note: dict[str, Any]) -> str:
     else:
         words = [word[1:] for word in shlex.split(row.line) if word.startswith("@") and word[1:] not in context.files]
         needed = [Row(row.set, name, "", row.seed) for name in words]
-    lost = next((one for one in needed if not context.has_weights(one)), None)
+    before = {(one.set, one.name, one.seed) for one in coming}
+    absent = (one for one in needed if not context.has_weights(one))
+    lost = next((one for one in absent if (one.set, one.name, one.seed) not in before), None)
     if lost is None:
         return ""
     again = f"train it again, without the folder {context.folder(lost).name}, or bring best.safetensors"
@@ -83,7 +86,7 @@ def train_row(context: Context, row: Row, note: dict[str, Any]) -> None:
     from sightline.train import train
     from sightline.training.run_folder import read_run
 
-    folder = context.folder(row)
+    folder, began = context.folder(row), time.perf_counter()
     if row.method in UNTRAINED:
         import attention
 
@@ -103,8 +106,11 @@ def train_row(context: Context, row: Row, note: dict[str, Any]) -> None:
     name = trained.get("trained_as") or trained.get("row", row.name)
     if "cost" in note and not row.seed and not row.timed:
         note = note | {"cost": cost_of(folder, context.device)}
+    if "sees" in note:
+        note = note | {"sees": sees_of(folder, context.device)}
     other_name = {"trained_as": name} if name != row.name else {}
-    run.note(benchmark={"set": row.set, "row": row.name, "line": row.line} | note | other_name)
+    about_row = {"set": row.set, "row": row.name, "line": row.line, "commit": commit()}
+    run.note(benchmark=about_row | {"seconds": round(time.perf_counter() - began, 1)} | note | other_name)
 
 
 def copy_run(finished: Path, folder: Path, *, measured: bool) -> None:

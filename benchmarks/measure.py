@@ -41,6 +41,8 @@ def measures(context: Context, row: Row) -> list[Measure]:
             Measure("localize", (f"localization/{split}.csv",), partial(localize, context, folder, split)),
             Measure("shape", (f"shape/{split}.csv",), partial(shape, context, folder, split, seen)),
         ]
+    if "sight" in row.measures:
+        found.append(Measure("sight", ("localization/test.csv",), partial(localize, context, folder, "test")))
     if "certify" in row.measures:
         found.append(Measure("certify", ("certificate.json",), partial(save_certificate, context, folder)))
     if tests := tuple(name for name in row.measures if name in STRESS):
@@ -138,6 +140,15 @@ def cost_of(folder: Path, device: str) -> dict[str, Any]:
     return asdict(
         measure_cost_on_rows(model.method, rows, rows.split_indices("test"), model.expects, accelerator.device)
     )
+
+
+def sees_of(folder: Path, device: str) -> dict[str, Any]:
+    """Whether the method is blind outside its sight, whether that is always the whole image, and its parameters."""
+    from sightline.load import open_model
+
+    method = open_model(folder, device)[1].method
+    parameters = sum(p.numel() for p in method.parameters()) if isinstance(method, torch.nn.Module) else None
+    return {"blind": bool(method.blind), "everything": bool(method.sees_everything), "parameters": parameters}
 
 
 def write_columns(folder: Path, images: Sequence[str], columns: dict[str, np.ndarray], split: str = "test") -> None:

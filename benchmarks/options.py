@@ -16,7 +16,7 @@ from sightline.errors import UserError
 
 @dataclass(frozen=True)
 class Benchmark:
-    study: Positional[Literal["waterbirds", "interventions", "relevance", "a2"]]
+    study: Positional[Literal["waterbirds", "interventions", "relevance", "a2", "v1"]]
     data: tuple[str, ...] = ()
     """SET=FOLDER: what `sightline data` built. `--list` shows the sets of a study; waterbirds takes any. a2: also
     family=FOLDER of `pretrain.py family --keep-every 3 --runs FOLDER`, and toy=FOLDER of `sightline toy`."""

@@ -25,9 +25,11 @@ RESULTS = (
 )  # fmt: skip
 
 
-def pack_all(runs: Path, into: Path, *, outcomes: bool = False, most: int = MOST_BYTES) -> Iterator[dict[str, Any]]:
+def pack_all(
+    runs: Path, into: Path, *, outcomes: bool = False, digits: int | None = None, most: int = MOST_BYTES
+) -> Iterator[dict[str, Any]]:
     """SET.tar.xz, and SET-2.tar.xz where it would be larger than allowed; a run is never divided. With `outcomes`, only
-    whether each prediction is correct."""
+    whether each prediction is correct; with `digits`, finished runs alone, and probabilities have so many decimals."""
     into.mkdir(parents=True, exist_ok=True)
     for kind in sorted(path for path in runs.iterdir() if path.is_dir()):
         for before in into.glob(f"{kind.name}*{PACKED}"):
@@ -35,10 +37,10 @@ def pack_all(runs: Path, into: Path, *, outcomes: bool = False, most: int = MOST
                 before.unlink()
         archives, room = [], 0
         for folder in sorted(path for path in kind.iterdir() if path.is_dir()):
-            files = outcome_files(folder) if outcomes else result_files(folder)
-            size = len(as_archive({folder.name: files})) if files else 0
-            if not files:
+            files = outcome_files(folder) if outcomes else result_files(folder, digits)
+            if not files or (digits is not None and "metrics.json" not in files):
                 continue
+            size = len(as_archive({folder.name: files}, preset=0))
             if not archives or size > room:
                 archives.append({})
                 room = most
@@ -50,9 +52,9 @@ def pack_all(runs: Path, into: Path, *, outcomes: bool = False, most: int = MOST
             yield {"packed": target.name, "megabytes": round(target.stat().st_size / 1e6, 2)}
 
 
-def as_archive(folders: Mapping[str, Mapping[str, bytes]]) -> bytes:
+def as_archive(folders: Mapping[str, Mapping[str, bytes]], preset: int = 6) -> bytes:
     held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w:xz") as file:
+    with tarfile.open(fileobj=held, mode="w:xz", preset=preset) as file:
         for folder, files in folders.items():
             for name, content in files.items():
                 entry = tarfile.TarInfo(f"{folder}/{name}")
@@ -61,10 +63,10 @@ def as_archive(folders: Mapping[str, Mapping[str, bytes]]) -> bytes:
     return held.getvalue()
 
 
-def result_files(folder: Path) -> dict[str, bytes]:
+def result_files(folder: Path, digits: int | None = None) -> dict[str, bytes]:
     """By name in the run."""
     paths = [path for pattern in RESULTS for path in sorted(folder.glob(pattern))]
-    found = {path.relative_to(folder).as_posix(): rounded(path) for path in paths}
+    found = {path.relative_to(folder).as_posix(): rounded(path, digits) for path in paths}
     if "run.json" in found and "data" in (facts := facts_of(folder)):  # whose folder is another one elsewhere
         facts["data"]["path"] = Path(facts["data"].get("path", "")).name
         found["run.json"] = json.dumps(facts, indent=1, ensure_ascii=False).encode()
@@ -81,19 +83,19 @@ def outcome_files(folder: Path) -> dict[str, bytes]:
     return {name: content for name, content in found.items() if not name.startswith(other)}
 
 
-def rounded(path: Path) -> bytes:
-    """Predictions with the probabilities of many classes to three decimals: they take most of the room, and no figure
-    of the tables depends on them."""
+def rounded(path: Path, digits: int | None = None) -> bytes:
+    """Predictions with the probabilities of many classes to three decimals, or as many as asked: they take most of the
+    room, and no figure of the tables depends on them."""
     content = path.read_bytes()
     header = next(csv.reader([content.partition(b"\n")[0].decode("utf-8", "surrogateescape")]), [])
     likely = sum(name.startswith("p_") for name in header)
-    if path.suffix != ".csv" or likely <= MANY_CLASSES:
+    if path.suffix != ".csv" or not likely or (likely <= MANY_CLASSES and digits is None):
         return content
     text = io.StringIO(newline="")
     lines = csv.reader(io.StringIO(content.decode("utf-8", "surrogateescape"), newline=""))
     out = csv.writer(text)
     out.writerow(next(lines))
-    out.writerows([*line[:-likely], *(f"{float(value):.3f}" for value in line[-likely:])] for line in lines)
+    out.writerows([*line[:-likely], *(f"{float(value):.{digits or 3}f}" for value in line[-likely:])] for line in lines)
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 

@@ -21,13 +21,18 @@ NUMBERS = re.compile(r"\[\s[-\d.,e\s]+\]")  # lists of them, such as intervals, 
 Runs = Mapping[str, Callable[[], object]]
 
 
-def record(path: Path, device: str, content: dict[str, Any]) -> None:
-    commit = _git("rev-parse", "HEAD") or os.environ.get("SIGHTLINE_COMMIT", "")  # for a machine without the history
+def commit() -> str:
+    """Of the code that runs."""
+    known = _git("rev-parse", "HEAD") or os.environ.get("SIGHTLINE_COMMIT", "")  # for a machine without the history
     changed = [line for line in _git("status", "--porcelain", "--", "src", "benchmarks/*.py").splitlines() if line]
+    return (known or "unknown") + (" with changes" if changed else "")
+
+
+def record(path: Path, device: str, content: dict[str, Any]) -> None:
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     facts = {
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folders, sys.argv[1:])]),
-        "commit": (commit or "unknown") + (" with changes" if changed else ""),
+        "commit": commit(),
         "device": cpu if device == "cpu" else torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }

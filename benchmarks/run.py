@@ -8,6 +8,8 @@
         --backbones TI=... --out interventions_h200.json
     python benchmarks/run.py relevance --data birds=... cub=... si=... imagenet=... --backbones TI=... SELF=... \\
         --out relevance_h200.json
+    python benchmarks/run.py v1 --data birds=data/v1 --backbones TI=vit_ti16_augreg_in1k.safetensors \\
+        SELF=dino_s16_reg4.safetensors --out waterbirds_v1.json
     python benchmarks/run.py a2 --data birds=... o2o=... m2m=... disjoint=... displaced=... \\
         --backbones S=dino_s16_reg4.safetensors Ti=vit_ti16_augreg_in1k.safetensors --out a2_h200.json
 
@@ -28,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collect import a2_results, interventions_results, is_in, relevance_results, short, with_looks_once, with_rows_of
+from collect_v1 import show_runs, v1_runs
 from evidence import about, facts_of
 from jobs import lacking, run_row, weights_missing
 from lanes import Job, deadline_in, report, run_parallel
@@ -53,14 +56,15 @@ def run_stage(config: Benchmark, context: Context, rows: Stage, deadline: float 
     """What is timed comes last, alone on the device."""
     keeps = STUDIES[config.study].keeps_weights
     for timed, lanes in ((False, config.parallel), (True, 1)):
-        jobs = []
+        jobs, coming = [], []
         for row, note in rows:
             left = lacking(context, row)
             if row.timed != timed or not (config.train if left == ["training"] else config.measure and left):
                 continue
-            if lost := weights_missing(context, row, note):
+            if lost := weights_missing(context, row, note, coming):
                 report(row.about | {"skipped": lost})
                 continue
+            coming.append(row)
             jobs.append(Job(row.about, run_row, (context, row, note, config.measure, keeps)))
         run_parallel(jobs, lanes, deadline)
 
@@ -155,7 +159,18 @@ def a2_content(config: Benchmark, context: Context) -> dict[str, Any]:  # noqa: 
     return note | {"looks_chosen_by": a2.RULE, "sets": sets} if found else {}
 
 
+def v1_content(config: Benchmark, context: Context) -> dict[str, Any]:  # noqa: ARG001 (as of every study)
+    runs = v1_runs(config.folder)
+    if not runs:
+        return {}
+    show_runs(runs)
+    facts = about(facts_of(folder_of(config.folder / runs[0]["set"], runs[0]["row"], runs[0]["seed"])))
+    note = {"note": config.note} if config.note else {}
+    return {name: facts[name] for name in ("backbone", "data", "trained_on")} | note | {"runs": runs}
+
+
 CONTENT = {
+    "v1": v1_content,
     "waterbirds": waterbirds_content,
     "interventions": interventions_content,
     "relevance": relevance_content,
@@ -176,7 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if config.out and content:
         record(config.out, "cpu", content)
     if config.pack:
-        for line in pack_all(config.folder, config.pack, outcomes=config.study == "interventions"):
+        short = {"outcomes": config.study == "interventions", "digits": 4 if config.study == "v1" else None}
+        for line in pack_all(config.folder, config.pack, **short):
             report(line)
 
 

@@ -102,3 +102,15 @@ def matched_states(runs: Path, family: a2.Family) -> dict[str, str]:
         if len(known) > 1:
             nearest[size] = min(known, key=lambda state: abs(known[state] - goal))
     return nearest
+
+
+# ---- Waterbirds v1.0: hyperparameters --------------------------------------------------------------------------------
+
+
+def validation_score(runs: Path, row: str) -> float | None:
+    """Worst-group accuracy of the first seed on the validation data; None if it is not trained."""
+    path = folder_of(runs, row, 0) / "metrics.json"
+    if not path.exists():
+        return None
+    found = Metrics.from_dict(read_metrics(path)["splits"]["val"])
+    return (found.worst_group or found.worst_class).value

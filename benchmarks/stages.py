@@ -9,8 +9,8 @@ from typing import Any
 
 from lanes import report
 from options import Benchmark, is_wanted, named
-from rows import Row, a2, interventions, relevance, waterbirds
-from selection import matched_states, selected_looks, selected_rates
+from rows import Row, a2, interventions, relevance, waterbirds, waterbirds_v1
+from selection import matched_states, selected_looks, selected_rates, validation_score
 from sightline.errors import UserError
 from study import Context
 
@@ -158,6 +158,19 @@ def adapters_first(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.set == "family", not row.name.startswith("adapter")))
 
 
+def v1_first(config: Benchmark, context: Context) -> Stage:  # noqa: ARG001 (as every stage)
+    return [(row, waterbirds_v1.NOTED) for kind in context.data for row in waterbirds_v1.first_rows(kind)]
+
+
+def v1_next(config: Benchmark, context: Context) -> Stage:  # noqa: ARG001 (as every stage)
+    """Hyperparameters are selected with the first seed."""
+    found = []
+    for kind in context.data:
+        selected = waterbirds_v1.selected_of_grids(lambda name, kind=kind: validation_score(context.runs / kind, name))
+        found += waterbirds_v1.next_rows(kind, selected)
+    return [(row, waterbirds_v1.NOTED) for row in found]
+
+
 @dataclass(frozen=True)
 class Study:
     sets: dict[str, str]
@@ -173,5 +186,6 @@ STUDIES = {
         relevance.SETS,
         (relevance_stage(relevance.starting_rows), relevance_stage(relevance.rate_rows), relevance_selected),
     ),
+    "v1": Study({"birds": "Waterbirds v1.0 (benchmarks/packs.py)"}, (v1_first, v1_next)),
     "a2": Study(a2.SETS, (a2_first, a2_second), "--batch 512", keeps_weights=False),
 }

@@ -1,6 +1,7 @@
 """Settings of training: validation of the configuration, views, logit adjustment."""
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.config import Erm, Probe
+from sightline.config import Dfr, Erm, Probe
 from sightline.data.augment import AnnotatedImages
 from sightline.data.images import decode, read_row_image, to_tensor
-from sightline.data.rows import read_rows
+from sightline.data.rows import carve_validation, read_rows
 from sightline.errors import UserError
 from sightline.train import train
 from sightline.training.batches import inference_batch_size, training_view
@@ -20,6 +21,7 @@ from sightline.training.trainable import Trainable
 from sightline.vit.model import Input
 from sightline.vit.weights import load_backbone
 
+from .commands import typed
 from .small_runs import log_of, small, stopped_after, table
 
 
@@ -200,3 +202,27 @@ def test_logit_adjustment_uses_the_class_priors_of_the_training_data(tmp_path):
     counts = np.bincount(rows.labels[rows.split_indices("train")])
     assert priors[0].exp().tolist() == pytest.approx((counts / counts.sum()).tolist())
     assert counts[0] > counts[1]
+
+
+def test_a_twentieth_of_train_can_take_the_place_of_the_validation_split(toy, tmp_path):
+    rows = read_rows(toy)
+    carved = carve_validation(rows, seed=0)
+    counts = [len(carved.split_indices(split)) for split in ("train", "val", "test")]
+    assert counts == [92, 4, 48]
+    of = {rows.images[i] for i in rows.split_indices("train")}
+    assert {carved.images[i] for i in carved.split_indices("val")} <= of
+    assert np.bincount(carved.labels[carved.split_indices("val")]).tolist() == [2, 2]
+    assert carve_validation(rows, seed=1).splits.tolist() != carved.splits.tolist()
+    run = train(small(toy, tmp_path / "run", epochs=1, select_on="train-split"))
+    facts = json.loads((run / "run.json").read_text())
+    assert facts["selection"] == {"metric": "balanced", "on": "train-split"}
+    assert facts["data"]["counts"]["train"] == {name: int(n) for name, n in zip(
+        rows.group_names, np.bincount(rows.groups[rows.split_indices("train")]), strict=True)}  # fmt: skip
+    assert json.loads((run / "metrics.json").read_text())["splits"]["val"]["n"] == 32  # the validation split, whole
+    code, out, _ = typed("evaluate", run, "--split", "val", "--device", "cpu")
+    assert (code, "selected by class-balanced held-out training accuracy" in out.replace("\n", " ")) == (0, True)
+
+
+def test_dfr_says_itself_on_what_it_is_fitted(toy, tmp_path):
+    with pytest.raises(UserError, match="--select-on train-split: dfr fits and tunes on the split that --fit-on names"):
+        train(Dfr(toy, out=tmp_path / "run", backbone="random:nano", select_on="train-split"))

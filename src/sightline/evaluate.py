@@ -160,5 +160,7 @@ def selection_sentence(content: dict[str, Any]) -> str:
     if content.get("selected_by") is None:
         return "Nothing was selected."
     name, bracket, detail = content["selected_by"].partition(" (")
-    split = {"val": "validation", "train": "training"}.get(content["selected_on"], content["selected_on"])
+    split = {"val": "validation", "train": "training", "train-split": "held-out training"}.get(
+        content["selected_on"], content["selected_on"]
+    )
     return f"Checkpoint selected by {SELECTION_METRICS.get(name, name + ' ({})').format(split)}{bracket}{detail}."

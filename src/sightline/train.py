@@ -14,6 +14,7 @@ import copy
 import json
 import math
 from contextlib import ExitStack, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from .config import Loop, Train
 from .console.files import save_text
 from .console.terminal import is_main_process
-from .data.rows import Rows, read_rows
+from .data.rows import Rows, carve_validation, read_rows
 from .errors import UserError
 from .methods import maker_of
 from .metrics.groups import evaluate
@@ -51,16 +52,18 @@ def train(config: Train) -> Path:
     """Train a method on a dataset; returns the run folder."""
     rows = read_rows(config.data, layout=config.layout, seed=config.split_seed)
     validate_config(config, rows)
+    used = carve_validation(rows, seed=config.split_seed) if config.select_on == "train-split" else rows
     with deterministic(config.deterministic), suggesting_check(config, rows):
         accelerator = make_accelerator(config.device, config.precision)
         check_processes(config, rows, accelerator.num_processes)
         run = begin_together(config, rows, accelerator)
-        model, expects = maker_of(config.method)(config, rows, run, accelerator)
-        context = TrainContext(model.with_masks(rows), run, accelerator, expects)
+        model, expects = maker_of(config.method)(config, used, run, accelerator)
+        context = TrainContext(model.with_masks(used), run, accelerator, expects)
         if isinstance(config, Loop):
             model.prepare(context, train)
             model = fit(model, context, config)
-        final_evaluation(cast(Method, model), context, config)
+        method = cast(Method, model)
+        final_evaluation(method, replace(context, rows=method.with_masks(rows)), config)
     return run.folder
 
 
@@ -263,7 +266,8 @@ def save_best(state: TrainState) -> None:
     from."""
     position = state.position
     if position.unsaved:
-        facts = {"epoch": position.best_epoch, "score": position.best, "metric": state.config.select, "on": "val"}
+        facts = {"epoch": position.best_epoch, "score": position.best, "metric": state.config.select}
+        facts["on"] = state.config.select_on
         save_tensors(state.context.run.best, position.unsaved, facts)
         position.unsaved = {}
 

@@ -41,7 +41,7 @@ class Probe(Train):
     @property
     def chooses_on(self) -> str:
         """The images on which hyperparameters are tuned."""
-        return "val"
+        return self.select_on
 
 
 @dataclass(frozen=True)

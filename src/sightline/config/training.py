@@ -29,6 +29,9 @@ class Train:
     select: Literal["balanced", "accuracy", "worst-group", "worst-class", "auc"] = "balanced"
     """Validation metric for checkpoint and hyperparameter selection; `balanced` is class-balanced accuracy, which needs
     no group labels."""
+    select_on: Literal["val", "train-split"] = "val"
+    """Images for that selection: the validation split, or a twentieth of the training images, stratified by class and
+    left out of training. The latter has the same shortcut as the training data; the former may not."""
     batch: int = 128
     """Batch size, summed over all processes."""
     seed: int = 0

@@ -28,6 +28,7 @@ SPLITS = ("train", "val", "test")
 TRAIN, VAL, TEST = range(3)
 SPLIT_NAMES = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 HELD_OUT = 0.15  # fraction of the rows in each split that has to be made
+CARVED = 0.05  # fraction of train that takes the place of the validation split on request
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,6 +322,15 @@ def complete_splits(rows: Rows, *, seed: int) -> Rows:
     if TEST not in present:
         rows = _with_note(rows, "no test split: val also selects the checkpoint, so its numbers are optimistic")
     return rows
+
+
+def carve_validation(rows: Rows, *, seed: int) -> Rows:
+    """Without the validation split; a twentieth of train, stratified by label alone, takes its place."""
+    kept = rows.take(rows.splits != VAL)
+    moved = _move_to_split(replace(kept, groups=None), VAL, CARVED, seed)
+    count, before = int((moved.splits == VAL).sum()), len(kept.split_indices("train"))
+    note = f"validation split: {count:,} of {before:,} train rows, stratified by label, seed {seed}; val is not used"
+    return _with_note(replace(kept, splits=moved.splits), note)
 
 
 def _move_to_split(rows: Rows, split: int, fraction: float, seed: int) -> Rows:

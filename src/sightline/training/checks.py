@@ -28,6 +28,10 @@ def validate_config(config: Train, rows: Rows) -> None:
             f"{'erm' if isinstance(config, Loop) else 'probe'}",
         ),
         (
+            config.select_on == "train-split" and isinstance(config, Dfr),
+            f"--select-on train-split: {config.method} fits and tunes on the split that --fit-on names; use that",
+        ),
+        (
             config.select == "worst-group" and rows.groups is None,
             f"--select worst-group: {no_groups}, or select by worst-class",
         ),

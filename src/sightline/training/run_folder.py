@@ -97,7 +97,7 @@ def begin_run(config: Train, rows: Rows) -> Run:
         data=describe_rows(rows) | source,
         versions=versions(),
         seed=config.seed,
-        selection={"metric": config.selects, "on": "val" if config.selects else None},
+        selection={"metric": config.selects, "on": config.select_on if config.selects else None},
         state="begun",
     )
     return run
