@@ -184,7 +184,7 @@ def test_backbones_are_listed():
         (["{weights}", "{photos}", "--where", "attention", "--sight", "pixels"], "--sight pixels needs masks"),
         (["{weights}", "{photos}", "--where", "masks"], "--where masks needs a folder of masks"),
         (["{weights}", "{photos}", "--masks", "{other}"], "no mask of that name"),
-        (["{weights}", "{photos}", "--visible-fraction", "2"], "--visible-fraction 2.0: must be between 0 and 1"),
+        (["{weights}", "{photos}", "--visible-fraction", "2"], "--visible-fraction 2.0: must lie between 0 and 1"),
         (["{weights}", "--out", "{text}/c.json", "--size", "32", "--limit", "2", "--draws", "1"], "cannot be written"),
         (["nowhere.py:build"], "nowhere.py: no such file"),
         (["{code2}", "{photos}"], "{code2}: name the function that returns the module, such as {code2}:build"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
+import errno
 import gc
 import importlib
 import os
@@ -18,6 +19,7 @@ import tyro
 
 from . import config
 from .config.flags import flag_names
+from .config.limits import raising_afterwards
 from .console.terminal import fail
 from .errors import UserError
 from .methods import trainable_methods
@@ -75,11 +77,35 @@ def main() -> None:
         sys.exit(code)
     except UserError as error:
         sys.exit(fail(str(error), 2))
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        sys.exit(fail(f"{name}: not enough memory ({one_line(error)}); use smaller images or batches", 2))
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        sys.exit(fail(f"{name}: {system_error(error)}", 2))
     except KeyboardInterrupt:
         sys.exit(fail("stopped; continue with --resume" if name in ("train", "pretrain") else "stopped", 130))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """PyTorch has an error of its own for the GPU, and a RuntimeError for the CPU."""
+    kind = type(error).__name__
+    return isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
+def system_error(error: OSError) -> str:
+    """What the system refused, and for which file."""
+    file = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    remedies = {errno.ENOSPC: "free space, or choose another folder", errno.EACCES: "change its permissions"}
+    remedy = remedies.get(error.errno or 0, "check the path, its permissions and the free space")
+    return f"{file}{error.strerror or one_line(error)}; {remedy}"
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def parse(arguments: list[str]) -> tuple[str, Any]:
@@ -134,7 +160,8 @@ def parse_flags(kind: type, prog: str, arguments: list[str]) -> Any:
             near = difflib.get_close_matches(flag, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"`{prog} --help` lists the flags"
             raise UserError(f"{prog}: unknown flag {flag}; {hint}")
-    return tyro.cli(kind, prog=prog, args=arguments)
+    with raising_afterwards():
+        return tyro.cli(kind, prog=prog, args=arguments)
 
 
 def leave_process_group() -> None:

@@ -69,24 +69,11 @@ def validate_config(config: Pretrain, rows: Rows, processes: int) -> None:
             raise UserError(f"{config.data}: no images in the split {split!r}; `sightline check` shows the splits")
     sides = {"size": pixels, "global-size": early.large, "local-size": early.small}
     wrong = next((name for name, side in sides.items() if side < patch or side % patch), None)
-    fractions = {"teacher-momentum": config.teacher_momentum, "full-size-fraction": config.full_size_fraction}
     raise_first([
         (wrong is not None, f"--{wrong} {sides.get(wrong or '')}: must be a multiple of the patch side, {patch}"),
-        (config.grad_accum < 1, f"--grad-accum {config.grad_accum}: must be at least 1"),
-        (config.workers < 0, f"--workers {config.workers}: must not be negative"),
         (batch < 2 * processes * config.grad_accum, f"--batch {batch}: each micro-batch needs two images; raise it"),
-        (config.epochs < 1, f"--epochs {config.epochs}: must be at least 1"),
-        (not 0 <= config.warmup <= config.epochs, f"--warmup {config.warmup:g}: must lie between 0 and --epochs"),
-        (config.local_crops < 0, f"--local-crops {config.local_crops}: must not be negative"),
-        (config.registers < 0, f"--registers {config.registers}: must not be negative"),
-        (config.prototypes < 2, f"--prototypes {config.prototypes}: must be at least 2"),
-        (config.validate_every < 1, f"--validate-every {config.validate_every}: must be at least 1"),
-        (config.keep_every is not None and config.keep_every < 1,
-         f"--keep-every {config.keep_every}: must be at least 1"),
-        *((not 0 <= value <= 1, f"--{name} {value}: must lie between 0 and 1") for name, value in fractions.items()),
+        (config.warmup > config.epochs, f"--warmup {config.warmup:g}: must lie between 0 and --epochs"),
         (config.teacher_momentum == 1, "--teacher-momentum 1.0: must be below 1, such as 0.994"),
-        (min(config.koleo, config.ibot, config.lr, config.weight_decay, config.clip_grad) < 0,
-         "--koleo, --ibot, --lr, --weight-decay and --clip-grad must not be negative"),
     ])  # fmt: skip
     check_even_split(batch, processes, config.grad_accum)
 

@@ -328,9 +328,9 @@ def test_neighbours_are_skipped_with_a_note_if_no_label_occurs_in_training(runs,
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--limit", -1), "--limit -1: must be at least 0"),
+        (("--limit", -1), "--limit -1: must not be negative"),
         (("--labels-per-image", 0), "--labels-per-image 0: must be at least 1"),
-        (("--confidence", 1), "--confidence 1: must be between 0 and 1"),
+        (("--confidence", 1), "--confidence 1.0: must lie between 0 and 1"),
         (("--subset-steps", 1), "--subset-steps 1: must be at least 2"),
     ],
 )

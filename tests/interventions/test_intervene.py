@@ -254,7 +254,7 @@ def test_a_mask_given_by_the_user_is_the_sight(run, data, tmp_path):
         (("--drop", 3), "part 3: does not exist; the model has parts 0 to 2"),
         (("--drop", 0, "--drop", 1, "--drop", 2), "keep at least one"),
         (("--find", "--drop", 1), "--find searches by itself"),
-        (("--quantile", 2), "quantile 2.0: must be between 0 and 1"),
+        (("--quantile", 2), "--quantile 2.0: must lie between 0 and 1"),
         (("--name", "head"), "such as 2=head"),
         (("--name", "8=head"), "part 8"),
     ],

@@ -294,7 +294,7 @@ def test_the_adapter_can_be_trained_on_few_images(toy, tmp_path):
         ({"noise_samples": 1}, "--noise-samples 1: must be at least 2"),
         ({"noise": 0.0}, "--noise 0.0: must be above 0"),
         ({"fit_steps": 0}, "--fit-steps 0: must be at least 1"),
-        ({"steps": -1}, "--steps -1: must be at least 0"),
+        ({"steps": -1}, "--steps -1: must not be negative"),
     ],
 )
 def test_invalid_settings_are_errors_before_anything_is_computed(toy, tmp_path, more, complaint):

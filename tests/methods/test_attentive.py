@@ -92,7 +92,7 @@ def load_backbone_of(run) -> dict[str, torch.Tensor]:
 def test_heads_and_queries_must_divide_the_width(toy, tmp_path):
     with pytest.raises(UserError, match="--num-heads 11: must divide random:nano's width, 96, such as 8"):
         train(Aim(toy, out=tmp_path / "a", num_heads=11, **SETTINGS))
-    with pytest.raises(UserError, match="--queries 0: must divide"):
+    with pytest.raises(UserError, match="--queries 0: must be at least 1"):
         train(Ep(toy, out=tmp_path / "b", queries=0, **SETTINGS))
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+from .limits import Checked, Count, Within
+
 
 @dataclass(frozen=True)
-class App:
+class App(Checked):
     """Inspect and correct a model in the browser: remove parts, draw a sight, compare, save the intervention."""
 
     run: Positional[Path]
@@ -21,13 +23,13 @@ class App:
     """Layout of a published dataset, optionally NAME:VARIANT."""
     host: str = "127.0.0.1"
     """Address to serve on. Default: this machine only; 0.0.0.0: everyone who can reach it, without a password."""
-    port: int | None = None
+    port: Annotated[int, Within(1, 65535)] | None = None
     """Port. Default: the first free one from 7860 on."""
     browser: bool = False
     """Open the page in the browser."""
-    limit: int = 1000
+    limit: Count = 1000
     """Maximum number of training images for the distance quantiles of token removal."""
-    batch: int = 16
+    batch: Count = 16
     """Images per batch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .limits import Count, NotNegative
 from .training import Loop
 
 
@@ -12,9 +13,9 @@ from .training import Loop
 class Aim(Loop):
     """Attentive probe on frozen, standardised patch tokens: one learned query and a linear head (AIM)."""
 
-    num_heads: int | None = None
+    num_heads: Count | None = None
     """Attention heads; must divide the backbone's width. Default: as many as the backbone has."""
-    lr: float = 1e-4
+    lr: NotNegative = 1e-4
     """Learning rate at batch size 128, times --head-lr-factor because all trained layers are new."""
 
     method: ClassVar[str] = "aim"
@@ -24,9 +25,9 @@ class Aim(Loop):
 class Ep(Loop):
     """Efficient probing of frozen patch tokens: learned queries, each pooling its own channels, and a linear head."""
 
-    queries: int = 32
+    queries: Count = 32
     """Learned queries; must divide the backbone's width."""
-    lr: float = 1e-4
+    lr: NotNegative = 1e-4
     """Learning rate at batch size 128, times --head-lr-factor because all trained layers are new."""
 
     method: ClassVar[str] = "ep"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .limits import Seed, Whole
 from .measuring import Evaluate
 
 
@@ -18,11 +19,11 @@ class Audit(Evaluate):
     masks: str | None = None
     """Masks in place of those of the data: a folder of masks under the images' paths, or tokencut:BACKBONE,
     found:BACKBONE (unsupervised), u2net:FILE.onnx (supervised), computed once; the report names the source."""
-    examples: int = 200
+    examples: Whole = 200
     """Maximum number of images shown."""
     quick: bool = False
     """Fewer images for background swaps and distances; no test of the label information in the mask shape."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the images shown and the backgrounds swapped."""
     out: Path | None = None
     """HTML file. Default: audit.html in the run (for --split val, audit-val.html), or in the results folder of other

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from tyro.conf import Positional, Suppress
 
+from .limits import Checked, Count, Fraction, NotNegative, Several, Side, Whole
 from .training import Loop
 
 
@@ -19,49 +20,49 @@ class Pretrain(Loop):
     """Folder of images (at any depth), a CSV file with a column image, or a dataset with classes."""
     arch: Literal["nano", "ti", "s", "b"] = "nano"
     """ViT architecture: 1.2, 5.5, 22 or 86 million parameters."""
-    patch: int | None = None
+    patch: Count | None = None
     """Patch side in pixels. Default: 8 for nano, 16 for the others."""
-    size: int | None = None
+    size: Side | None = None
     """Image side in pixels that the backbone is made for. Default: 96 for nano, 224 for the others."""
-    registers: int = 4
+    registers: Whole = 4
     """Number of register tokens."""
-    global_size: int | None = None
+    global_size: Side | None = None
     """Side of the two global crops in pixels. Default: 2/3 of --size for nano, 1/2 for the others."""
-    local_size: int | None = None
+    local_size: Side | None = None
     """Side of the local crops in pixels. Default: 0.45 of --global-size."""
-    local_crops: int = 6
+    local_crops: Whole = 6
     """Number of local crops."""
-    full_size_fraction: float = 0.05
+    full_size_fraction: Fraction = 0.05
     """Final fraction of the steps in which global crops have the full --size."""
-    teacher_momentum: float = 0.994
+    teacher_momentum: Fraction = 0.994
     """Initial EMA momentum of the teacher; rises to 1 with a cosine schedule."""
-    prototypes: int = 16384
+    prototypes: Several = 16384
     """Number of prototypes, the output dimension of the DINO head."""
-    head_width: int = 2048
+    head_width: Count = 2048
     """Hidden width of the DINO head."""
     centring: Literal["mean", "sinkhorn"] = "mean"
     """Centring of the teacher's outputs, against collapse: subtract their mean (DINO), or Sinkhorn-Knopp."""
-    koleo: float = 0.1
+    koleo: NotNegative = 0.1
     """Weight of the KoLeo loss, which spreads image embeddings apart."""
-    ibot: float = 0.0
+    ibot: NotNegative = 0.0
     """Weight of the masked-patch loss (iBOT), which adds cost; 0 disables it."""
-    validate_every: int = 5
+    validate_every: Count = 5
     """Epochs between measurements of k-NN accuracy and attention."""
-    keep_every: int | None = None
+    keep_every: Count | None = None
     """Epochs between extra copies of the backbone (backbone-012.safetensors): attention may be best before k-NN."""
 
-    batch: int = 512
+    batch: Count = 512
     """Batch size, summed over all processes."""
-    epochs: int = 100
+    epochs: Count = 100
     """Number of passes over the training data."""
-    warmup: float = 10.0
+    warmup: NotNegative = 10.0
     """Epochs of linear learning-rate warmup."""
-    lr: float = 5e-4
+    lr: NotNegative = 5e-4
     """Learning rate at batch size 128; scaled by √(batch/128), with cosine decay over the epochs."""
-    head_lr_factor: Suppress[float] = 1.0
-    weight_decay: float = 4.0
+    head_lr_factor: Suppress[NotNegative] = 1.0
+    weight_decay: NotNegative = 4.0
     """AdamW weight decay; the effective value is this divided by √(total steps)."""
-    clip_grad: float = 3.0
+    clip_grad: NotNegative = 3.0
     """Maximum gradient norm; 0 disables clipping."""
     out: Path | None = None
     """Run folder. Default: runs/DATA-pretrain-ARCH-SEED."""
@@ -87,7 +88,7 @@ class Pretrain(Loop):
 
 
 @dataclass(frozen=True)
-class Import:
+class Import(Checked):
     """Turn a published iFAM or PDiscoFormer checkpoint into a run folder."""
 
     file: Positional[Path]
@@ -100,10 +101,10 @@ class Import:
     """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, celeba, ...)."""
     arch: str | None = None
     """Known backbone with the checkpoint's architecture, such as dinov2-b14-reg, if the file does not tell."""
-    size: int | None = None
+    size: Side | None = None
     """Image side in pixels. Default: that of training, inferred from the position embeddings."""
 
 
 @dataclass(frozen=True)
-class Backbones:
+class Backbones(Checked):
     """List the backbones that are known by name."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+from .limits import Checked, Count, Fraction, NotNegative, Processes, Seed, Side, Within
+
 
 @dataclass(frozen=True)
-class Check:
+class Check(Checked):
     """Check a dataset before training: files, splits, groups, duplicates, masks."""
 
     data: Positional[Path]
@@ -19,14 +21,14 @@ class Check:
     """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, imagenet9:mixed_rand, ...)."""
     images: bool = True
     """Decode the images; --no-images is fast but finds less."""
-    workers: int = 2
+    workers: Processes = 2
     """Data-loading processes."""
     out: Path | None = None
     """JSON file for the findings."""
 
 
 @dataclass(frozen=True)
-class Build:
+class Build(Checked):
     """Sources and options of the datasets that are built from bird cut-outs and scenes."""
 
     cub: Path
@@ -35,13 +37,13 @@ class Build:
     """Output folder."""
     scenes: Path | None = None
     """Backgrounds: scenes.zip (packed or unpacked), or any folder of folders of images."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed."""
-    limit: int | None = None
+    limit: Count | None = None
     """Maximum number of birds; the same birds and images as in the full dataset."""
-    workers: int | None = None
+    workers: Processes | None = None
     """Processes that compose images. Default: one per core."""
-    quality: int = 92
+    quality: Annotated[int, Within(1, 100)] = 92
     """JPEG quality, without chroma subsampling; 100: lossless (WebP, three times the size)."""
     land: tuple[str, ...] = ("forest",)
     """Scene folders for landbirds."""
@@ -49,10 +51,10 @@ class Build:
     """Scene folders for waterbirds."""
     types: tuple[str, ...] = ("sea", "forest", "mountain", "street", "glacier", "buildings")
     """Six scene folders: for blackbirds, gulls, sparrows and warblers, one shared by all, and one more."""
-    correlation: float | None = None
+    correlation: Fraction | None = None
     """Probability that background or object matches the class in training. Default: as the birds are labelled, else
     0.95."""
-    distance: float = 0.3
+    distance: NotNegative = 0.3
     """Displacement of birds from the image centre, as a fraction of its width and height."""
     moved: Literal["test", "all"] = "test"
     """Splits in which birds are displaced."""
@@ -75,26 +77,26 @@ class Data(Build):
 
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(Checked):
     """Generate the toy dataset: storks and ducks whose background is correlated with the class."""
 
     out: Positional[Path]
     """Output folder."""
-    train: int = 1200
+    train: Count = 1200
     """Number of training images."""
-    val: int = 400
+    val: Count = 400
     """Number of validation images."""
-    test: int = 800
+    test: Count = 800
     """Number of test images."""
-    size: int = 64
+    size: Side = 64
     """Image side in pixels."""
-    correlation: float = 0.9
+    correlation: Fraction = 0.9
     """Probability that the background matches the class in training; in val and test all groups have the same size."""
-    displacement: float = 0.15
+    displacement: Annotated[float, Within(0, 0.4)] = 0.15
     """Maximum displacement of birds from the centre, as a fraction of the side."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed."""
-    workers: int = 1
+    workers: Processes = 1
     """Processes that draw; the images do not depend on their number."""
 
 
@@ -102,7 +104,7 @@ CONVERTIBLE = Literal["imagenet-s", "imagenet-segmentation", "metashift-animals"
 
 
 @dataclass(frozen=True)
-class Convert:
+class Convert(Checked):
     """Convert a published dataset that comes as pickle, run-length codes, class indices or MATLAB files."""
 
     layout: Positional[CONVERTIBLE]

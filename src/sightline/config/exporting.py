@@ -7,9 +7,11 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from .limits import Checked, Count
+
 
 @dataclass(frozen=True)
-class Export:
+class Export(Checked):
     """Export a model to ONNX, with inputs for part and token removal; check it against PyTorch; write a model card."""
 
     run: Positional[Path]
@@ -18,7 +20,7 @@ class Export:
     """Output folder. Default: RUN/onnx."""
     images: tuple[Path, ...] = ()
     """Images, or folders of images, for the comparison of ONNX with PyTorch. Default: some of the run's data."""
-    limit: int = 8
+    limit: Count = 8
     """Maximum number of these images."""
     intervention: bool = True
     """Make the intervention saved with the run, if any, the default of the removal inputs."""
@@ -29,7 +31,7 @@ class Export:
 
 
 @dataclass(frozen=True)
-class Push:
+class Push(Checked):
     """Publish a run on the Hugging Face Hub: weights, settings, metrics, intervention, ONNX file and model card.
 
     No images, predictions or optimiser state. `sightline.load("hf:OWNER/NAME")` loads it."""
@@ -42,7 +44,7 @@ class Push:
     """Create a public repository. Default: private; an existing repository keeps its visibility."""
     images: tuple[Path, ...] = ()
     """Images, or folders of images, for the certificate in the model card. Default: some of the run's data."""
-    limit: int = 8
+    limit: Count = 8
     """Maximum number of these images."""
     message: str = "A Sightline run"
     """Commit message."""

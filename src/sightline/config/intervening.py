@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
+from .limits import Checked, Count, InnerFraction, Processes, Seed, Whole
+
 
 @dataclass(frozen=True)
-class Intervene:
+class Intervene(Checked):
     """Correct a model with discovered parts: remove parts, or patches unlike those of training.
 
     Without flags: show the saved intervention, and the effect of removing each part if that was measured."""
@@ -24,12 +26,12 @@ class Intervene:
     find: bool = False
     """Search on validation data: remove each part, and the most distant patches; save what improves the objective
     significantly, replacing any saved intervention."""
-    drop: Annotated[tuple[int, ...], UseAppendAction] = ()
+    drop: Annotated[tuple[Whole, ...], UseAppendAction] = ()
     """Part removal: a part, from 0 on, whose patches become background; repeat for several (--drop 3 --drop 5). Like
     --force and --quantile, replaces the saved value."""
-    force: Annotated[tuple[int, ...], UseAppendAction] = ()
+    force: Annotated[tuple[Whole, ...], UseAppendAction] = ()
     """A part to keep wherever it is more likely than the other parts, whatever the background probability."""
-    quantile: float | None = None
+    quantile: InnerFraction | None = None
     """Token removal: remove patches farther from their part than this quantile of the training patches, such as
     0.99."""
     name: Annotated[tuple[str, ...], UseAppendAction] = ()
@@ -39,11 +41,11 @@ class Intervene:
     objective: Literal["worst-group", "worst-class", "auc"] | None = None
     """Metric that --find improves. Default: worst-group accuracy; without groups, AUC if the checkpoint was selected by
     it, else worst-class accuracy."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the bootstrap in --find."""
-    batch: int = 64
+    batch: Count = 64
     """Images per batch."""
-    workers: int = 2
+    workers: Processes = 2
     """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""

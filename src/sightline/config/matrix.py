@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from .limits import Checked, Count, NotNegative, PositiveFraction, Processes, Seed, Side
+
 
 @dataclass(frozen=True)
-class Matrix:
+class Matrix(Checked):
     """Combine every selector (where) with every predictor (what), and evaluate all pairs on the same images.
 
     Hyperparameters are selected by class-balanced validation accuracy, without group labels. Finished cells are not
@@ -32,15 +34,15 @@ class Matrix:
     """Folder for the table, the figure, and the predictions of every cell. Default: runs/DATA-matrix."""
     layout: str | None = None
     """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, imagenet9:mixed_rand, ...)."""
-    size: int | None = None
+    size: Side | None = None
     """Image side in pixels. Default: each predictor's own."""
     crop_size: tuple[str, ...] = ("2/7", "2/7+1/7", "3/7", "4/7")
     """Crop sides to select among: fractions of the image's (2/7), pixels (64), or several crops (64+32)."""
-    attention_mass: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
+    attention_mass: tuple[PositiveFraction, ...] = (0.3, 0.5, 0.7, 0.9)
     """For attention as a patch mask: fractions of the attention mass to keep, to select among."""
-    epochs: int = 20
+    epochs: Count = 20
     """Epochs of fine-tuning."""
-    lr: float = 5e-5
+    lr: NotNegative = 5e-5
     """Backbone learning rate of fine-tuning at batch size 128."""
     prompts: tuple[str, ...] = ("a photo of a {}",)
     """CLIP prompts with {} for the class name; the embeddings of several are averaged."""
@@ -48,13 +50,13 @@ class Matrix:
     """JSON file with the class names to use in prompts: {"CLASS": "name"}. Default: the names in the data."""
     figures: bool = True
     """Draw matrix.png, and scaling.png if a backbone occurs in several sizes."""
-    batch: int = 128
+    batch: Count = 128
     """Batch size."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed."""
-    split_seed: int = 0
+    split_seed: Seed = 0
     """Seed of the random train/val/test split, if the data define none."""
-    workers: int = 2
+    workers: Processes = 2
     """Data-loading processes."""
     cache: Path | None = None
     """Folder that caches decoded images, sights and features. Default: cache, in --out."""

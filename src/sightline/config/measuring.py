@@ -9,13 +9,14 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import UserError
+from .limits import Checked, Count, Index, InnerFraction, Processes, Seed, Side
 
 FOR_RUNS = ("intervention", "published_keypoints", "per_map")
 FOR_BACKBONES = ("more_backbones", "layer", "heads", "ground_truth", "size", "limit", "figures")
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(Checked):
     """Evaluate a trained model, overall and per group, with confidence intervals."""
 
     run: Positional[Path]
@@ -28,9 +29,9 @@ class Evaluate:
     """Split to evaluate on."""
     intervention: bool = True
     """Apply the intervention saved with the run, if any; its results go to a folder of their own."""
-    batch: int = 64
+    batch: Count = 64
     """Images per batch."""
-    workers: int = 2
+    workers: Processes = 2
     """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
@@ -55,16 +56,16 @@ class Localize(Evaluate):
     out: Path | None = None
     """Folder for localization.json (default: the run, if these are its own data); for backbones, for backbones.json,
     backbones.csv and figures (default: none)."""
-    layer: tuple[int, ...] | Literal["all"] = (-1,)
+    layer: tuple[Index, ...] | Literal["all"] = (-1,)
     """For backbones: blocks, counted from 0, or from the end."""
     heads: tuple[str, ...] = ("mean",)
     """For backbones: aggregation of the attention heads: mean, entropy, lowest, max, or the number of a head (from
     0)."""
     ground_truth: Literal["masks", "boxes"] | None = None
     """For backbones: what attention is compared with. Default: masks if there are any, else the union of boxes."""
-    size: int | None = None
+    size: Side | None = None
     """For backbones: image side in pixels. Default: each backbone's own."""
-    limit: int | None = None
+    limit: Count | None = None
     """For backbones: maximum number of images, spread over the split."""
     figures: bool = True
     """For backbones, with --out: draw curves and attention maps."""
@@ -111,7 +112,7 @@ class Shape(Evaluate):
 
 
 @dataclass(frozen=True)
-class Predict:
+class Predict(Checked):
     """Predict the classes of images without labels."""
 
     run: Positional[Path]
@@ -127,14 +128,14 @@ class Predict:
     """Apply the intervention saved with the run, if any."""
     mask: Path | None = None
     """For a single image: a mask, bright where the model may look, in place of its own sight."""
-    batch: int = 64
+    batch: Count = 64
     """Images per batch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(Checked):
     """Compare runs on the same images, pairwise; runs that differ only in their seed count as one method."""
 
     runs: Positional[tuple[Path, ...]]
@@ -150,7 +151,7 @@ class Compare:
 
 
 @dataclass(frozen=True)
-class Verify:
+class Verify(Checked):
     """Prove that a model is blind outside its sight, or find where it leaks.
 
     MODEL is a run folder, the name of a backbone (see `sightline backbones`), a weights file, or `file.py:function` for
@@ -169,11 +170,11 @@ class Verify:
     """With masks: hide whole patches, or also pixels outside the mask inside kept patches."""
     masking: Literal["early", "late"] = "early"
     """For backbones: hide before the first block, or only at pooling (which leaks)."""
-    visible_fraction: float = 0.25
+    visible_fraction: InnerFraction = 0.25
     """Fraction of patches kept with --where attention or random."""
-    size: int | None = None
+    size: Side | None = None
     """Image side in pixels. Default: the model's own, or 224."""
-    patch: int = 16
+    patch: Count = 16
     """For your own module: patch side in pixels."""
     mask_argument: str | None = None
     """For your own module: keyword argument of its forward that takes the mask, bool [B, H, W] over patches."""
@@ -181,25 +182,25 @@ class Verify:
     """For a weights file that does not tell: a known backbone with its architecture."""
     intervention: bool = True
     """For a run: apply the intervention saved with it, if any."""
-    limit: int = 16
+    limit: Count = 16
     """Maximum number of images."""
-    draws: int = 5
+    draws: Count = 5
     """Random perturbations of each kind per image."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Floating-point precision."""
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     """Device; `auto` takes the GPU if there is one."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the perturbations."""
     out: Path | None = None
     """JSON file for the certificate."""
 
 
 @dataclass(frozen=True)
-class Demo:
+class Demo(Checked):
     """Train, evaluate and verify six methods on toy images, in a few minutes."""
 
     out: Path = Path("runs/demo")
     """Output folder; an earlier demo in it is removed."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of data and training."""

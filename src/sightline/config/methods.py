@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from .limits import (
+    Checked,
+    Count,
+    HalfOpen,
+    Index,
+    InnerFraction,
+    NotNegative,
+    Parts,
+    Positive,
+    PositiveFraction,
+    Several,
+    Side,
+    Whole,
+    Within,
+)
 from .training import Balance, Loop, Train
 
 Fill = Literal["mean", "black", "white", "grey", "noise"]  # what replaces hidden pixels
@@ -48,9 +63,9 @@ class Probe(Train):
 class S2(Probe):
     """Logistic regression on frozen features of the image at several scales, the larger ones in tiles (S²)."""
 
-    scales: tuple[int, ...] = (1, 2)
+    scales: tuple[Count, ...] = (1, 2)
     """Tiles per side at each scale; images are enlarged accordingly, as in the paper."""
-    size: int | None = None
+    size: Side | None = None
     """Image side in pixels from which all scales are made; above the backbone's own side the larger scales gain detail.
     Tiles have the backbone's own side, or --size if that is smaller."""
 
@@ -66,11 +81,11 @@ class Dfr(Probe):
     fifth tunes). The other split is not used."""
     select: Literal["worst-group", "worst-class", "balanced", "accuracy", "auc"] = "worst-group"
     """Metric for tuning C and the class weights."""
-    refits: int = 20
+    refits: Count = 20
     """Number of group-balanced subsets whose fits are averaged."""
     tune_class_weights: bool = True
     """With two classes, also tune the class weights, up to a ratio of 1,000."""
-    min_group_size: int = 1
+    min_group_size: Count = 1
     """Leave out groups with fewer images; all other groups are subsampled to the size of the smallest."""
 
     untuned: ClassVar[bool] = False  # no flag: always standardised and tuned  # ty: ignore[incompatible-attribute-override]
@@ -101,7 +116,7 @@ class CentreCrop(Probe):
 
     crop_size: tuple[str, ...] = ("4/7",)
     """Crop side, as a fraction of the image's (0.5, 2/7) or in pixels (64). Of several, validation data select."""
-    size: int | None = None
+    size: Side | None = None
     """Image side in pixels from which crops are cut; above the backbone's own side they gain detail. Crops are resized
     to the backbone's own side, or to --size if that is smaller."""
 
@@ -124,7 +139,7 @@ class RandomCrop(CentreCrop):
     crop_size: tuple[str, ...] = ("2/7",)
     """Crop sides, as fractions of the image's (0.5, 2/7), in pixels (64), or one per crop (64+32). Of several such
     plans, validation data select."""
-    crop_count: tuple[int, ...] = ()
+    crop_count: tuple[Count, ...] = ()
     """Number of crops, without overlap; further crops take the last side given. Of several numbers, validation data
     select. Default: one crop per side."""
 
@@ -143,7 +158,7 @@ class A2(RandomCrop):
 
     where: str | None = None
     """Backbone whose attention selects the crops. Default: that of --backbone."""
-    layer: tuple[int, ...] = (-1,)
+    layer: tuple[Index, ...] = (-1,)
     """Block whose attention is used: 0 is the first, -1 the last. Of several, validation data select."""
     heads: tuple[str, ...] = ("mean",)
     """Aggregation of the attention heads: mean, entropy (sharp heads weigh more), lowest (the sharpest quarter), max,
@@ -164,26 +179,28 @@ class A2Dfr(Dfr, A2):
 
 
 @dataclass(frozen=True)
-class Shaping:
+class Shaping(Checked):
     """Weights of the losses that shape the part maps; 0 disables one. Defaults are the papers'."""
 
-    total_variation: float = 1.0
+    flag_prefix: ClassVar[str] = "--shaping."
+
+    total_variation: NotNegative = 1.0
     """Total variation: short boundaries between parts."""
-    entropy: float = 1.0
+    entropy: NotNegative = 1.0
     """Entropy: every patch belongs clearly to one part."""
-    equivariance: float = 1.0
+    equivariance: NotNegative = 1.0
     """Equivariance: part maps move with the image."""
-    orthogonality: float = 1.0
+    orthogonality: NotNegative = 1.0
     """Orthogonality: part embeddings differ from each other."""
-    presence: float = 1.0
+    presence: NotNegative = 1.0
     """Presence: every part occurs somewhere in the batch."""
-    background: float = 2.0
+    background: NotNegative = 2.0
     """Background presence: every image has background, towards its border."""
-    concentration: float = 0.0
+    concentration: NotNegative = 0.0
     """Concentration: compact parts (PDiscoNet)."""
     orthogonality_over: Literal["parts", "channels"] | None = None
     """Axis of the orthogonality loss. Default: parts; the published code uses channels, by mistake."""
-    total_variation_grid: int | None = None
+    total_variation_grid: Whole | None = None
     """Patches per side at which total variation has its full weight; coarser grids get proportionally less. Default:
     37, the papers' grid; 0: the same weight on every grid, as in the published code."""
 
@@ -196,25 +213,25 @@ class Shaping:
 class Pdiscoformer(Loop):
     """Discover parts and classify by pooling them (PDiscoFormer): not blind, it sees the whole image."""
 
-    epochs: int = 30
+    epochs: Count = 30
     """Number of passes over the training data."""
-    lr: float = 3e-5
+    lr: NotNegative = 3e-5
     """Backbone learning rate at batch size 128; scaled by √(batch/128), with cosine decay over the epochs."""
-    head_lr_factor: float = 1000.0
+    head_lr_factor: NotNegative = 1000.0
     """Learning rate of the heads and the part modulation, as a multiple of --lr."""
-    prototype_lr_factor: float = 100.0
+    prototype_lr_factor: NotNegative = 100.0
     """Learning rate of the part prototypes, as a multiple of --lr."""
-    parts: int = 4
+    parts: Parts = 4
     """K, the number of parts besides the background."""
-    part_dropout: float = 0.3
+    part_dropout: HalfOpen = 0.3
     """Probability of dropping a part in training."""
     shaping: Shaping = field(default_factory=Shaping)
-    classify_parts: float = 1.0
+    classify_parts: NotNegative = 1.0
     """Weight of the classification loss of the part embeddings (stage 1)."""
     tune_selector: Literal["none", "tokens", "all"] = "tokens"
     """Trained weights of the part selector's ViT: its tokens and positions (as in the papers), all, or none
     (fastest)."""
-    selector_size: int | None = None
+    selector_size: Side | None = None
     """Image side in pixels for the part selector; larger gives finer parts. Default: --size; for iFAM with --sight
     pixels twice that if --size gives fewer than 28 patches per side."""
     registers: bool = True
@@ -242,14 +259,14 @@ class Pdiscoformer(Loop):
 class Ifam(Pdiscoformer):
     """Discover parts, then classify from their pixels or patches alone: blind to everything else (iFAM)."""
 
-    parts: int = 4
+    parts: Parts = 4
     """K, the number of parts besides the background, which can be inspected, named and removed one by one. With
     --selector clusters the foreground does not depend on it."""
     where: str | None = None
     """With --sight pixels: another backbone for the part selector. Default: that of --backbone."""
-    batch: int = 64
+    batch: Count = 64
     """Batch size, summed over all processes."""
-    ema: float | None = 0.999
+    ema: InnerFraction | None = 0.999
     """Decay of the exponential moving average (EMA) of the weights; None: no EMA."""
     balance: Balance = "logit-adjustment"
     """Draw classes or groups equally often, or logit adjustment with the training class priors."""
@@ -260,10 +277,10 @@ class Ifam(Pdiscoformer):
     sight: Literal["patches", "pixels"] | None = None
     """What is hidden: whole patches, or also background pixels inside kept patches. Default: pixels; patches with
     --preset published or --soft-mask."""
-    guide_radius: int | None = None
+    guide_radius: Whole | None = None
     """With --sight pixels: radius in pixels of the guided filter that aligns the mask with image edges; 0: no filter.
     Default: 1/14 of the image side."""
-    pixel_threshold: float = 0.5
+    pixel_threshold: InnerFraction = 0.5
     """With --sight pixels: foreground-probability threshold of the pixel mask."""
     zoom: bool | None = None
     """Classify the enlarged window around the sight. Default: with --sight pixels."""
@@ -277,7 +294,7 @@ class Ifam(Pdiscoformer):
     """Ablation: weight patches by foreground probability instead of hiding them. Not blind."""
     freeze_predictor: bool = False
     """Train only the head of the stage 2 ViT."""
-    mask_dropout: float | None = None
+    mask_dropout: HalfOpen | None = None
     """Probability of hiding a part from stage 2 in training (with one part: of an empty sight). Default:
     --part-dropout."""
 
@@ -314,7 +331,7 @@ class EarlyMask(Loop):
     (unsupervised), u2net:FILE.onnx (supervised), computed once."""
     sight: Literal["patches", "pixels"] = "patches"
     """What is hidden: whole patches, or also pixels outside the mask inside kept patches."""
-    patch_threshold: float | None = None
+    patch_threshold: PositiveFraction | None = None
     """Keep a patch if at least this fraction of it lies inside the mask. Default: 0.5; with --sight pixels 0.1."""
     zoom: bool = False
     """Classify the enlarged window around the mask."""
@@ -342,7 +359,7 @@ class A2Adapter(Probe):
 
     where: str | None = None
     """Backbone whose attention is adapted. Default: that of --backbone."""
-    layer: int = -1
+    layer: Index = -1
     """Block whose attention is used: 0 is the first, -1 the last."""
     heads: str = "mean"
     """Aggregation of the attention heads: mean, entropy, lowest, max, or the number of a single head (from 0)."""
@@ -351,27 +368,27 @@ class A2Adapter(Probe):
     candidates: tuple[str, ...] = ("1/7", "2/7")
     """Sides of the candidate crops, as fractions of the image's or in pixels; as many as fit without overlap (49 + 9),
     or N side by side: 1/7x3 2/7x7 is the paper's."""
-    crop_count: int = 1
+    crop_count: Count = 1
     """Number of crops selected."""
-    size: int | None = None
+    size: Side | None = None
     """Image side in pixels from which crops are cut; above the backbone's own side they gain detail."""
-    train_images: int = 8192
+    train_images: Annotated[int, Within(4, 10**9)] = 8192
     """Maximum number of training images for the adapter; logistic regression uses all of them."""
-    steps: int = 1000
+    steps: Whole = 1000
     """Adam steps; 0 leaves the attention as it is: the baseline with the same candidates."""
-    lr: float = 1e-3
+    lr: NotNegative = 1e-3
     """Adam learning rate."""
-    support: int = 256
+    support: Several = 256
     """Images per step on which logistic regression is fitted."""
-    query: int = 256
+    query: Count = 256
     """Further images per step on which its loss is measured."""
-    noise: float = 0.05
+    noise: Positive = 0.05
     """Initial standard deviation of the noise in the perturbed top-k, relative to scores in [0, 1]; decays to 0."""
-    noise_samples: int = 500
+    noise_samples: Several = 500
     """Noise samples per image."""
-    fit_steps: int = 10
+    fit_steps: Count = 10
     """Gradient-descent steps of each logistic regression fit."""
-    fit_lr: float = 1.0
+    fit_lr: Positive = 1.0
     """Step size of these fits, as a multiple of the largest one that is guaranteed not to diverge."""
 
     method: ClassVar[str] = "a2-adapter"

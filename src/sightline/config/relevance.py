@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from .limits import Count, NotNegative, Positive
 from .training import Loop
 
 
@@ -18,7 +19,7 @@ class Tuned(Loop):
     Default: the classification head in the weights of --backbone."""
     backbone: str = ""
     """Instead of --init-from: weights with a classification head for the classes of these data, such as ImageNet's."""
-    head_lr_factor: float = 1.0
+    head_lr_factor: NotNegative = 1.0
     """Learning rate of the head, as a multiple of --lr."""
 
     @property
@@ -40,9 +41,9 @@ class Pointed(Tuned):
     tokencut:BACKBONE, found:BACKBONE (unsupervised), u2net:FILE.onnx (supervised), computed once."""
     mask_marks: Literal["object", "background"] = "object"
     """What bright mask pixels mark."""
-    masks_per_class: int | None = None
+    masks_per_class: Count | None = None
     """Images with masks per class, drawn with --seed. Default: all that have a mask."""
-    mask_classes: int | None = None
+    mask_classes: Count | None = None
     """Number of classes whose masks are used, drawn with --seed. Default: all."""
 
 
@@ -54,28 +55,28 @@ class Robustvit(Pointed):
     """Relevance map; rollout and attention are the paper's ablations."""
     double_backward: bool = False
     """Also differentiate through the gradients inside GAE; the published code treats them as constants."""
-    background_weight: float = 2.0
+    background_weight: NotNegative = 2.0
     """Weight of the relevance outside the mask."""
-    foreground_weight: float = 0.3
+    foreground_weight: NotNegative = 0.3
     """Weight of the missing relevance inside the mask."""
-    relevance_weight: float = 0.8
+    relevance_weight: NotNegative = 0.8
     """Weight of the two relevance losses together."""
-    classification_weight: float = 0.2
+    classification_weight: NotNegative = 0.2
     """Weight of the classification loss."""
     classification_target: Literal["prediction", "label"] = "prediction"
     """Target of the classification loss: the model's current prediction, as published, or the true label."""
-    temperature: float | None = None
+    temperature: Positive | None = None
     """Temperature of the logits in the classification loss. Default: as published (DeiT-B 0.65, DeiT-S 0.55, else
     1)."""
     select: Literal["relevance", "balanced", "accuracy", "worst-group", "worst-class", "auc"] = "relevance"  # ty: ignore[incompatible-attribute-override]
     """Validation metric for checkpoint selection; `relevance` is 1 minus the loss on validation images with masks."""
-    epochs: int = 50
+    epochs: Count = 50
     """Number of passes over the training data."""
-    batch: int = 8
+    batch: Count = 8
     """Batch size, summed over all processes."""
-    lr: float = 1.2e-5
+    lr: NotNegative = 1.2e-5
     """Learning rate at batch size 128, so 3e-6 at 8, as published for ViT-B; with cosine decay."""
-    weight_decay: float = 0.01
+    weight_decay: NotNegative = 0.01
     """AdamW weight decay; the effective value is this divided by √(total steps)."""
 
     method: ClassVar[str] = "robustvit"
@@ -85,17 +86,17 @@ class Robustvit(Pointed):
 class Rrr(Pointed):
     """Fine-tune a classifier with a penalty on the input gradients of all classes outside the masks (RRR)."""
 
-    background_weight: float = 1.0
+    background_weight: NotNegative = 1.0
     """Weight of the penalty: squared gradients of the summed log probabilities at background pixels."""
     normalize_penalty: bool = True
     """Divide the penalty by its initial value, which differs between models by orders of magnitude."""
     double_backward: bool = True
     """Differentiate through the input gradients; without, as in the published code, the penalty has no gradient."""
-    epochs: int = 10
+    epochs: Count = 10
     """Number of passes over the training data."""
-    batch: int = 32
+    batch: Count = 32
     """Batch size, summed over all processes."""
-    lr: float = 1e-5
+    lr: NotNegative = 1e-5
     """Learning rate at batch size 128, with cosine decay."""
 
     method: ClassVar[str] = "rrr"
@@ -105,7 +106,7 @@ class Rrr(Pointed):
 class Gradmask(Rrr):
     """Fine-tune a classifier with a penalty on the input gradient of the true class outside the masks (GradMask)."""
 
-    background_weight: float = 1.0
+    background_weight: NotNegative = 1.0
     """Weight of the penalty: the gradient of the class score at background pixels."""
     penalty: Literal["norm", "squares"] = "norm"
     """L2 norm of the gradient, as in the paper, or mean of its squares, as in RobustViT's code."""
@@ -119,11 +120,11 @@ class Masktune(Tuned):
 
     relevance: Literal["gae", "rollout", "attention", "gradient"] = "gae"
     """Relevance map that decides what is hidden."""
-    deviations: float = 2.0
+    deviations: NotNegative = 2.0
     """Hide pixels whose relevance exceeds the mean by this many standard deviations."""
-    epochs: int = 1
+    epochs: Count = 1
     """Number of passes over the training data."""
-    lr: float = 1e-5
+    lr: NotNegative = 1e-5
     """Learning rate at batch size 128, with cosine decay."""
 
     method: ClassVar[str] = "masktune"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from .limits import Count, HalfOpen, NotNegative, Positive, PositiveFraction, Whole
 from .methods import Erm
 from .training import Balance
 
@@ -13,9 +14,9 @@ from .training import Balance
 class Groupdro(Erm):
     """Fine-tune with group weights that follow the group losses (GroupDRO). Uses group labels."""
 
-    step_size: float = 0.01
+    step_size: NotNegative = 0.01
     """Step size of the exponentiated-gradient update of the group weights."""
-    adjustment: float = 0.0
+    adjustment: NotNegative = 0.0
     """Generalisation adjustment C: C / √(group size) is added to each group loss; published values: 0 to 5."""
     balance: Balance = "groups"
     """Draw classes or groups equally often, or logit adjustment with the training class priors."""
@@ -35,7 +36,7 @@ class Groupdro(Erm):
 class Cvar(Erm):
     """Fine-tune on the highest losses of each batch (CVaR-DRO)."""
 
-    worst_fraction: float = 0.2
+    worst_fraction: PositiveFraction = 0.2
     """Fraction of each batch, by highest loss, that the loss averages over."""
 
     method: ClassVar[str] = "cvar"
@@ -46,9 +47,9 @@ class Cvar(Erm):
 class Lff(Erm):
     """Fine-tune with weights from a second, deliberately biased model: learning from failure (LfF)."""
 
-    gce_q: float = 0.7
+    gce_q: Positive = 0.7
     """q of the generalised cross-entropy that biases the second model; towards 0 it becomes cross-entropy."""
-    loss_ema: float = 0.7
+    loss_ema: HalfOpen = 0.7
     """Decay of the moving average of each image's loss."""
 
     method: ClassVar[str] = "lff"
@@ -59,9 +60,9 @@ class Lff(Erm):
 class Jtt(Erm):
     """Fine-tune twice, upweighting the errors of the first model in the second (JTT). The first is in RUN/first."""
 
-    first_epochs: int = 1
+    first_epochs: Count = 1
     """Epochs of the first model; few, so that it learns the shortcut."""
-    upweight: int = 50
+    upweight: Whole = 50
     """Extra copies of each misclassified training image. Published: 100 (Waterbirds), 50 (CelebA), tuned with
     validation groups."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .limits import Count, InnerFraction, Seed, Several, Whole
 from .measuring import Evaluate
 
 
@@ -26,17 +27,17 @@ class Stress(Evaluate):
     masks: str | None = None
     """Masks in place of those of the data: a folder of masks under the images' paths, or tokencut:BACKBONE,
     found:BACKBONE (unsupervised), u2net:FILE.onnx (supervised), computed once; the report names the source."""
-    limit: int = 200
+    limit: Whole = 200
     """Maximum number of images, drawn with --seed; 0: all."""
-    subset_images: int = 8
+    subset_images: Count = 8
     """Number of these images in which sufficient subsets are searched, which is slow."""
-    labels_per_image: int = 3
+    labels_per_image: Count = 3
     """Random labels per image in the search for sufficient subsets, other than the predicted one."""
-    confidence: float = 0.9
+    confidence: InnerFraction = 0.9
     """Confidence at which a subset counts as sufficient for a label."""
-    subset_steps: int = 50
+    subset_steps: Several = 50
     """Steps in which pixels are removed in the search; more steps find smaller subsets."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed."""
     figures: bool = True
     """Draw the curves and some subsets."""

@@ -9,13 +9,14 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from ..errors import UserError
+from .limits import Checked, Count, InnerFraction, Processes, Seed, Whole
 
 Kind = Literal["parts", "swapped", "occupancy", "left-out"]
 KINDS: tuple[Kind, ...] = ("parts", "swapped", "occupancy", "left-out")
 
 
 @dataclass(frozen=True)
-class Strips:
+class Strips(Checked):
     """Draw the parts of runs on one page: side by side, on swapped backgrounds, where they lie, and when removed."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN … [DATA]")]
@@ -27,19 +28,19 @@ class Strips:
     """Layout of a published dataset, optionally NAME:VARIANT."""
     split: Literal["train", "val", "test"] = "test"
     """Split the images are drawn from."""
-    examples: int = 8
+    examples: Whole = 8
     """Number of images shown, drawn at random, equally from all groups."""
-    quantiles: tuple[float, ...] = (0.99, 0.97)
+    quantiles: tuple[InnerFraction, ...] = (0.99, 0.97)
     """Token removal shown: patches farther from their part than these quantiles of the training patches."""
-    limit: int = 2000
+    limit: Count = 2000
     """Maximum number of training images for these quantiles, and of images of the split for part locations."""
     intervention: bool = True
     """Apply the intervention saved with a run, if any."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of the images drawn."""
-    batch: int = 64
+    batch: Count = 64
     """Images per batch."""
-    workers: int = 2
+    workers: Processes = 2
     """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""

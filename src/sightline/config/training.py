@@ -9,11 +9,13 @@ from typing import ClassVar, Literal
 
 from tyro.conf import Positional
 
+from .limits import Checked, Count, InnerFraction, NotNegative, Processes, Seed, Side
+
 Balance = Literal["none", "classes", "groups", "logit-adjustment"]
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(Checked):
     """Train a classifier; the run folder holds weights, predictions and metrics."""
 
     data: Positional[Path]
@@ -24,7 +26,7 @@ class Train:
     """Run folder. Default: runs/DATA-METHOD-BACKBONE-SEED."""
     layout: str | None = None
     """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, imagenet9:mixed_rand, ...)."""
-    size: int | None = None
+    size: Side | None = None
     """Image side in pixels. Default: the backbone's own."""
     select: Literal["balanced", "accuracy", "worst-group", "worst-class", "auc"] = "balanced"
     """Validation metric for checkpoint and hyperparameter selection; `balanced` is class-balanced accuracy, which needs
@@ -32,13 +34,13 @@ class Train:
     select_on: Literal["val", "train-split"] = "val"
     """Images for that selection: the validation split, or a twentieth of the training images, stratified by class and
     left out of training. The latter has the same shortcut as the training data; the former may not."""
-    batch: int = 128
+    batch: Count = 128
     """Batch size, summed over all processes."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed of initialisation, data order, augmentation and noise."""
-    split_seed: int = 0
+    split_seed: Seed = 0
     """Seed of the random train/val/test split, if the data define none; independent of --seed."""
-    workers: int = 2
+    workers: Processes = 2
     """Data-loading processes."""
     cache: Path | None = None
     """Folder that caches decoded images and features for this run and later ones."""
@@ -72,29 +74,29 @@ class Train:
 class Loop(Train):
     """Settings of methods trained by gradient descent in the training loop."""
 
-    epochs: int = 20
+    epochs: Count = 20
     """Number of passes over the training data."""
-    lr: float = 5e-5
+    lr: NotNegative = 5e-5
     """Backbone learning rate at batch size 128; scaled by √(batch/128), with cosine decay over the epochs."""
-    head_lr_factor: float = 10.0
+    head_lr_factor: NotNegative = 10.0
     """Learning rate of new layers, as a multiple of --lr."""
-    warmup: float = 0.0
+    warmup: NotNegative = 0.0
     """Epochs of linear learning-rate warmup."""
-    weight_decay: float = 0.05
+    weight_decay: NotNegative = 0.05
     """AdamW weight decay; the effective value is this divided by √(total steps)."""
-    clip_grad: float = 2.0
+    clip_grad: NotNegative = 2.0
     """Maximum gradient norm; 0 disables clipping."""
-    grad_accum: int = 1
+    grad_accum: Count = 1
     """Gradient accumulation: number of micro-batches that a batch is split into, to save memory."""
-    ema: float | None = None
+    ema: InnerFraction | None = None
     """Decay of the exponential moving average (EMA) of the weights, such as 0.999; None: no EMA."""
     augment: Literal["none", "light", "published", "imagenet"] = "light"
     """Augmentation preset: crops and flips (light), that of the published iFAM code, or ImageNet's."""
     balance: Balance = "none"
     """Draw classes or groups equally often, or logit adjustment with the training class priors."""
-    patience: int | None = None
+    patience: Count | None = None
     """Early stopping: epochs without a better validation score. Default: train to the end."""
-    save_minutes: float = 10.0
+    save_minutes: NotNegative = 10.0
     """Minutes between checkpoints within an epoch; epochs that end within 20 seconds share a checkpoint."""
     tensorboard: bool = False
     """Write losses and metrics for TensorBoard to the run folder."""

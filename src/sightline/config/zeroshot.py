@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from .limits import Checked, Count, NotNegative
 from .methods import A2
 from .training import Train
 
 
 @dataclass(frozen=True)
-class Prompted:
+class Prompted(Checked):
     """The CLIP model and its prompts."""
 
     clip: str = "openclip-l14"
@@ -67,15 +68,15 @@ class Ttr(Prompted, Train):
     """Prompts with {} for the class name; the embeddings of several are averaged."""
     general_prompt: str | None = None
     """Required: a prompt that fits all images, such as "a photo of a bird.", which finds the subject."""
-    queue: int = 28
+    queue: Count = 28
     """Number of images whose patches are clustered together, the current one last."""
-    clusters: int = 3
+    clusters: Count = 3
     """Number of clusters (k-means)."""
-    components: int = 3
+    components: Count = 3
     """Principal components of the patch tokens that are clustered."""
-    rank: int = 16
+    rank: Count = 16
     """Rank of the randomised SVD that computes them."""
-    sigma: float = 0.72
+    sigma: NotNegative = 0.72
     """Standard deviation, in patches, of the Gaussian that smooths the components."""
 
     method: ClassVar[str] = "ttr"

@@ -109,12 +109,6 @@ def _check_options(name: str, options: Build) -> Recipe:
         if field.name not in (*ALWAYS_USED, *recipe.uses, "scenes") and getattr(options, field.name) != default:
             users = ", ".join(other for other, its in BUILDERS.items() if field.name in its.uses)
             raise UserError(f"{name} does not use --{field.name}; it belongs to {users}")
-    if not 1 <= options.quality <= 100:
-        raise UserError(f"--quality {options.quality}: expected 1 to 100")
-    if options.limit is not None and options.limit < 1:
-        raise UserError(f"--limit {options.limit}: expected at least one bird")
-    if options.correlation is not None and not 0 <= options.correlation <= 1:
-        raise UserError(f"--correlation {options.correlation:g}: expected 0 to 1")
     unknown = set(options.objects) - {"none", *OBJECTS}
     if unknown or options.objects[0] == options.objects[1]:
         problem = (

@@ -222,8 +222,6 @@ def localize_command(command: Localize) -> BackboneComparison:
         raise UserError(f"{data}: no images in the split {command.split!r}; choose another --split")
     indices, notes = select_annotated(rows, indices, command.ground_truth or truth_of(rows, indices))
     if command.limit is not None:
-        if command.limit < 1:
-            raise UserError(f"--limit {command.limit}: must be at least 1")
         indices = sample_evenly(indices, command.limit)
     if command.out is not None and command.figures:
         figure_class()  # raises if matplotlib is missing

@@ -94,16 +94,6 @@ def stress(command: Stress) -> tuple[StressResults, Path]:
 
 
 def validate_config(command: Stress) -> None:
-    for flag, number, least in (
-        ("limit", command.limit, 0),
-        ("subset-images", command.subset_images, 1),
-        ("labels-per-image", command.labels_per_image, 1),
-        ("subset-steps", command.subset_steps, 2),
-    ):
-        if number < least:
-            raise UserError(f"--{flag} {number}: must be at least {least}")
-    if not 0 < command.confidence < 1:
-        raise UserError(f"--confidence {command.confidence:g}: must be between 0 and 1")
     if not command.tests or not command.maps:
         raise UserError("--tests, --maps: name at least one of each")
     if command.masks is not None and "masks" not in command.tests:

@@ -126,8 +126,6 @@ def sample_images(model: Model, given: tuple[Path, ...], limit: int) -> tuple[Te
     from ..data.rows import read_rows
     from ..datasets.toy_images import make_toy
 
-    if limit < 1:
-        raise UserError(f"--limit {limit}: must be at least 1")
     if given:
         files = find_images(given)[:limit]
         return torch.stack([to_tensor(read_image(file), model.expects) for file in files]), f"{len(files)} images"

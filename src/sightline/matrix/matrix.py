@@ -105,13 +105,6 @@ def collect_cells(stored: list[Cell], wheres: list[Spec], whats: list[Spec]) -> 
 
 def validate_config(config: Matrix, rows: Rows) -> None:
     check_splits(config.data, rows, ("train", "val", "test"))
-    for wrong, complaint in (
-        (config.batch < 1, f"--batch {config.batch}: must be at least 1"),
-        (config.workers < 0, f"--workers {config.workers}: must not be negative"),
-        (config.epochs < 1, f"--epochs {config.epochs}: must be at least 1"),
-    ):
-        if wrong:
-            raise UserError(complaint)
     crop_ways(config)
     mass_ways(config)
 

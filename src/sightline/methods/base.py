@@ -342,8 +342,6 @@ def make_selector(vit: ViT, config: Pdiscoformer, classes: int, size: int | None
 def check_part_config(config: Pdiscoformer, accelerator: Accelerator, *, mask_gradient: bool = False) -> None:
     shaped = replace(config.shaping, orthogonality_over=None, total_variation_grid=None) != Shaping.none()
     for wrong, complaint in (
-        (config.parts < 1, f"--parts {config.parts}: must be at least 1"),
-        (not 0 <= config.part_dropout < 1, f"--part-dropout {config.part_dropout}: must be at least 0 and below 1"),
         (
             not (shaped or config.classify_parts or mask_gradient or config.clusters),
             "No loss reaches the part selector: enable --classify-parts, a --shaping loss or --mask-gradient",

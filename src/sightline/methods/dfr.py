@@ -82,8 +82,6 @@ def group_counts(groups: np.ndarray, names: tuple[str, ...]) -> dict[str, int]:
 
 def check_dfr(config: Dfr, rows: Rows, accelerator: Accelerator) -> None:
     """Checks that come before the costly features."""
-    if config.refits < 1:
-        raise UserError(f"--refits {config.refits}: must be at least 1")
     at = usable_rows(config, rows)
     assert rows.groups is not None
     if smallest_group(rows.groups[at]) < 2 and accelerator.is_main_process:

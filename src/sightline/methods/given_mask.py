@@ -237,8 +237,6 @@ def make_predictor(vit: ViT, config: EarlyMask, classes: int, *, late: bool) -> 
 
 
 def check_masking_config(config: EarlyMask, *, late: bool) -> None:
-    if config.patch_threshold is not None and not 0 < config.patch_threshold <= 1:
-        raise UserError(f"--patch-threshold {config.patch_threshold}: must be above 0 and at most 1")
     for flag, given in (
         ("--sight pixels", config.sight == "pixels"),
         ("--zoom", config.zoom),

@@ -247,8 +247,6 @@ def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> t
     settings, classes = PartSettings.of(config), len(rows.classes)
     check_part_config(config, accelerator, mask_gradient=settings.mask_gradient)
     check_pixel_config(config)
-    if config.mask_dropout is not None and not 0 <= config.mask_dropout < 1:
-        raise UserError(f"--mask-dropout {config.mask_dropout}: must be at least 0 and below 1")
     vit, expects = open_backbone(config, 0)
     where = vit if config.where is None else load_backbone(config.where, classes=0, seed=config.seed)
     selector_side = selector_size(config, where, expects)
@@ -281,8 +279,6 @@ def check_pixel_config(config: Ifam) -> None:
         (threshold != Ifam.pixel_threshold and patches, f"--pixel-threshold: {needs}"),
         (radius != Ifam.guide_radius and patches, f"--guide-radius: {needs}"),
         (config.where and patches, f"--where: the patches of two backbones differ, so it {needs}"),
-        (not 0 < threshold < 1, f"--pixel-threshold {threshold}: must be above 0 and below 1"),
-        (radius is not None and radius < 0, f"--guide-radius {radius}: must not be negative"),
         (
             config.clusters and (patches or config.soft_mask or config.mask_gradient),
             "--selector clusters: is not trained, and finds pixels; leave out --mask-gradient and --sight patches",

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ..config.relevance import Gradmask, Rrr
 from ..data.batches import Decoder
 from ..data.images import Preprocess
-from ..errors import UserError
 from ..training.trainable import TrainBatch
 from ..vit.model import Input, ViT
 from .erm import build_erm
@@ -90,8 +89,6 @@ class GradMask(InputGradients):
 def make_rrr(
     config: Rrr, rows: Rows, run: Run, accelerator: Accelerator, kind: type[InputGradients] = RrrClassifier
 ) -> tuple[nn.Module, Input]:
-    if not config.background_weight >= 0:
-        raise UserError(f"--background-weight {config.background_weight}: must not be negative; 0 disables it")
     vit, expects = load_starting_classifier(config, rows, run, accelerator)
     model = kind(vit, mask_provider(config, rows, expects, run, accelerator), config).to(accelerator.device)
     first = run.facts.get("penalty_at_first")  # recorded, if the run is resumed

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config.relevance import Masktune
-from ..errors import UserError
 from ..sight import Sight
 from ..training.trainable import TrainBatch
 from ..vit.model import Input, ViT
@@ -77,8 +76,6 @@ def mask_training_images(rows: Rows, make: AddMasks) -> Rows:
 
 
 def make_masktune(config: Masktune, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if not config.deviations >= 0:
-        raise UserError(f"--deviations {config.deviations}: must not be negative")
     vit, expects = load_starting_classifier(config, rows, run, accelerator)
     where = LessRelevantSight(copy.deepcopy(vit), config.relevance, config.deviations)
     make = mask_writer(where, config, expects, run, accelerator)

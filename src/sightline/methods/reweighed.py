@@ -94,8 +94,6 @@ class GroupDro(Reweighed):
 
 
 def make_groupdro(config: Groupdro, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if not (config.step_size >= 0 and config.adjustment >= 0):
-        raise UserError(f"--step-size {config.step_size}, --adjustment {config.adjustment}: must not be negative")
     assert rows.groups is not None
     vit, expects = open_and_record(config, rows, run, accelerator)
     counts = np.bincount(rows.groups[rows.split_indices("train")], minlength=len(rows.group_names))
@@ -129,8 +127,6 @@ class CvarDro(Reweighed):
 
 
 def make_cvar(config: Cvar, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if not 0 < config.worst_fraction <= 1:
-        raise UserError(f"--worst-fraction {config.worst_fraction}: must be above 0 and at most 1 (all images)")
     vit, expects = open_and_record(config, rows, run, accelerator)
     return CvarDro(vit, config.worst_fraction, config.freeze_backbone), expects
 
@@ -185,10 +181,6 @@ class LfF(Classifier):
 
 
 def make_lff(config: Lff, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if not config.gce_q > 0:
-        raise UserError(f"--gce-q {config.gce_q}: must be above 0")
-    if not 0 <= config.loss_ema < 1:
-        raise UserError(f"--loss-ema {config.loss_ema}: must be at least 0 and below 1")
     vit, expects = open_and_record(config, rows, run, accelerator)
     if accelerator.is_main_process:
         run.note(pictures=len(rows))
@@ -227,10 +219,6 @@ class JttClassifier(Classifier):
 
 
 def make_jtt(config: Jtt, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if config.first_epochs < 1:
-        raise UserError(f"--first-epochs {config.first_epochs}: must be at least 1")
-    if config.upweight < 0:
-        raise UserError(f"--upweight {config.upweight}: must not be negative")
     vit, expects = open_and_record(config, rows, run, accelerator)
     return JttClassifier(vit, config), expects
 

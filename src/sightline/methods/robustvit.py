@@ -7,7 +7,7 @@ needs no masks, and what it has learned is in its weights. RRR, GradMask and Mas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -299,9 +299,6 @@ def mask_is_empty(rows: Rows, index: int, config: Pointed) -> bool:
 
 
 def check_mask_config(config: Pointed) -> None:
-    for flag, number in (("--masks-per-class", config.masks_per_class), ("--mask-classes", config.mask_classes)):
-        if number is not None and number < 1:
-            raise UserError(f"{flag} {number}: must be at least 1")
     if config.mask_marks == "background" and config.masks == "data":
         raise UserError(
             "--mask-marks background: the dataset's own masks mark the object, here and everywhere else; invert them, "
@@ -344,17 +341,11 @@ def make_robustvit(config: Robustvit, rows: Rows, run: Run, accelerator: Acceler
 
 
 def check_loss_config(config: Robustvit) -> None:
-    settings = asdict(config)
-    for name in ("background_weight", "foreground_weight", "relevance_weight", "classification_weight"):
-        if not settings[name] >= 0:
-            raise UserError(f"--{name.replace('_', '-')} {settings[name]}: must not be negative; 0 disables it")
     weight = config.relevance_weight * (config.background_weight + config.foreground_weight)
     if not weight and not config.classification_weight:
         raise UserError(
             "all losses are disabled: set --background-weight, --foreground-weight or --classification-weight"
         )
-    if config.temperature is not None and not config.temperature > 0:
-        raise UserError(f"--temperature {config.temperature}: must be above 0")
     if config.double_backward and config.relevance != "gae":
         raise UserError(f"--double-backward: is for gae; {config.relevance} has no gradients in it")
 

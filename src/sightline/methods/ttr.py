@@ -94,13 +94,8 @@ def check_ttr_config(config: Ttr) -> None:
         raise UserError(
             '--general-prompt: describe what all images show, such as --general-prompt "a photo of a bird."'
         )
-    for flag in ("queue", "clusters", "components", "rank"):
-        if getattr(config, flag) < 1:
-            raise UserError(f"--{flag} {getattr(config, flag)}: must be at least 1")
     if config.components > config.rank:
         raise UserError(f"--components {config.components}: must be at most --rank, {config.rank}")
-    if config.sigma < 0:
-        raise UserError(f"--sigma {config.sigma}: must not be negative")
     check_single_process()
 
 

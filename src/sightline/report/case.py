@@ -96,8 +96,6 @@ def open_report(command: Audit) -> ReportContext:
     dataset = evaluation_data(command, model.run)
     rows = match_classes(model, dataset.rows, dataset.path)
     indices = images_of_split(rows, command.split, dataset.path)
-    if command.examples < 0:
-        raise UserError(f"--examples {command.examples}: must not be negative")
     parts = cast(PartMethod, model.method) if model.method.part_count else None
     intervention = (load_intervention(model) if command.intervention else load_part_names(model)) or Intervention()
     model = with_saved_intervention(model) if command.intervention else model

@@ -20,8 +20,6 @@ def validate_config(config: Train, rows: Rows) -> None:
     tuned_on_val = config.selects is not None and not (isinstance(config, Dfr) and config.fit_on == "train")
     no_groups = "the data have no group labels; add a group column"
     problems = [
-        (config.batch < 1, f"--batch {config.batch}: must be at least 1"),
-        (config.workers < 0, f"--workers {config.workers}: must not be negative"),
         (
             config.needs_groups and rows.groups is None,
             f"{config.data}: {config.method} needs group labels, and the data have none; add a group column, or train "
@@ -50,26 +48,12 @@ def validate_config(config: Train, rows: Rows) -> None:
 
 def loop_problems(config: Loop, rows: Rows, no_groups: str) -> list[tuple[bool, str]]:
     return [
-        (config.epochs < 1, f"--epochs {config.epochs}: must be at least 1"),
-        (config.grad_accum < 1, f"--grad-accum {config.grad_accum}: must be at least 1"),
         (
             config.grad_accum > 1 and config.weighs_batches,
             f"--grad-accum {config.grad_accum}: {config.method} weights the images of a whole batch; lower --batch "
             "instead",
         ),
-        (not config.lr >= 0, f"--lr {config.lr}: must not be negative"),
-        (not config.head_lr_factor >= 0, f"--head-lr-factor {config.head_lr_factor}: must not be negative"),
-        (not config.weight_decay >= 0, f"--weight-decay {config.weight_decay}: must not be negative"),
-        (not 0 <= config.warmup <= config.epochs, f"--warmup {config.warmup}: must lie between 0 and --epochs"),
-        (not config.clip_grad >= 0, f"--clip-grad {config.clip_grad}: must not be negative; 0 disables clipping"),
-        (
-            config.ema is not None and not 0 < config.ema < 1,
-            f"--ema {config.ema}: must lie between 0 and 1, such as 0.999",
-        ),
-        (
-            config.patience is not None and config.patience < 1,
-            f"--patience {config.patience}: must be at least 1; leave it out to train to the end",
-        ),
+        (config.warmup > config.epochs, f"--warmup {config.warmup}: must lie between 0 and --epochs"),
         (
             config.balance == "groups" and rows.groups is None and not config.finds_groups,
             f"--balance groups: {no_groups}",

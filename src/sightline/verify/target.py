@@ -76,11 +76,6 @@ def check_unused_flags(command: Verify, flags: tuple[str, ...], why: str) -> Non
 
 
 def check_command(command: Verify) -> None:
-    if not 0 < command.visible_fraction < 1:
-        raise UserError(f"--visible-fraction {command.visible_fraction}: must be between 0 and 1, such as 0.25")
-    for flag in ("limit", "draws", "patch"):
-        if getattr(command, flag) < 1:
-            raise UserError(f"--{flag} {getattr(command, flag)}: must be at least 1")
     if command.sight == "pixels" and command.where in ("attention", "random"):
         raise UserError(f"--sight pixels needs masks: --where {command.where} chooses whole patches")
     if command.where == "masks" and command.images and command.masks is None:
