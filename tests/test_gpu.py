@@ -4,13 +4,25 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from sightline.config import A2Adapter, Ifam
 from sightline.data.batches import CacheReader
+from sightline.datasets.toy_images import make_toy
 from sightline.methods.erm import Classifier
+from sightline.sight import Sight
 from sightline.train import train
+from sightline.verify.verify import verify
+from sightline.vit.weights import random_backbone
+from sightline.what.masked import MaskedViT
+from sightline.what.pool import LateMaskedViT
 
 from .small_runs import log_of, loop, small
+
+KERNELS = {
+    SDPBackend.FLASH_ATTENTION: "flash", SDPBackend.EFFICIENT_ATTENTION: "mem_efficient",
+    SDPBackend.CUDNN_ATTENTION: "cudnn", SDPBackend.MATH: "math",
+}  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -52,3 +64,47 @@ def test_a_mask_learns_through_a_frozen_second_stage(toy, tmp_path):
 def test_the_adapter_learns_on_the_device(toy, tmp_path):
     run = train(A2Adapter(toy, backbone="sightline-nano", out=tmp_path / "run", steps=3, workers=0, device="cuda"))
     assert (run / "metrics.json").exists()
+
+
+FORMATS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("hide", ["removal", "mask"])
+@pytest.mark.parametrize("batch", [1, 5, 16])
+def test_a_masked_vit_is_blind_on_the_device(dtype, hide, batch):
+    """As many kernels as formats and shapes select; the certificate names those that ran."""
+    vit = random_backbone("nano", 4, seed=0)
+    toy = make_toy(16, size=96, seed=0)
+    images = (toy.images.float() / 255).to("cuda", dtype)
+    sight = Sight.of_pixels(toy.masks, vit.grid(images)).to("cuda")
+    certificate = verify(MaskedViT(vit, hide).to("cuda", dtype), images, sight, draws=2, batch=batch)
+    assert certificate.verdict == "blind", certificate.sentence
+    assert certificate.largest_gradient == 0
+    assert set(certificate.conditions["attention_kernels"]) <= {"flash", "mem_efficient", "cudnn", "math"}
+
+
+@pytest.mark.parametrize("backend", list(KERNELS))
+def test_every_attention_kernel_is_named_and_blind(backend):
+    """Each kernel by itself; those that do not support this case are refused by PyTorch, not by us."""
+    vit = random_backbone("nano", 4, seed=0)
+    toy = make_toy(8, size=96, seed=0)
+    images = (toy.images.float() / 255).to("cuda", torch.bfloat16)
+    sight = Sight.of_pixels(toy.masks, vit.grid(images)).to("cuda")
+    method = MaskedViT(vit, "mask").to("cuda", torch.bfloat16)
+    with torch.nn.attention.sdpa_kernel(backend):
+        try:
+            method.judge(images, sight)
+        except RuntimeError as error:
+            pytest.skip(str(error))
+        certificate = verify(method, images, sight, draws=1)
+    assert certificate.verdict == "blind", certificate.sentence
+    assert certificate.conditions["attention_kernels"] == [KERNELS[backend]]
+
+
+def test_a_late_mask_leaks_on_the_device():
+    toy = make_toy(8, size=96, seed=0)
+    vit = random_backbone("nano", 0, seed=0)
+    images = (toy.images.float() / 255).cuda()
+    sight = Sight.of_pixels(toy.masks, vit.grid(images)).to("cuda")
+    assert verify(LateMaskedViT(vit, 4).cuda(), images, sight, draws=1).verdict == "leaks"

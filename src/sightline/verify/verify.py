@@ -28,6 +28,7 @@ from ..metrics.intervals import wilson
 from ..sight import Judge, Method, Prediction, Sight, cells_to_pixels
 from ..vit.model import ViT
 from ..vit.weights import weights_sha256
+from .kernels import attention_kernels
 from .leaks import Leak, find_leak, images_that_differ
 from .perturbations import NOT_NUMBERS, fill, images_changed, noise_like, plausible_redraws, redraws
 
@@ -103,6 +104,7 @@ class Proof:
         self.method, self.draws, self.ascent_steps, self.generator = method, draws, ascent_steps, generator
         self.images, self.coverage = 0, 0.0
         self.batch_shapes: set[tuple[int, ...]] = set()
+        self.kernels: set[str] = set()
         self.answers_in: set[str] = set()
         self.tried: dict[tuple[str, str], RedrawResult] = {}
         self.largest_gradient: float | None = None
@@ -118,6 +120,8 @@ class Proof:
         before = self.judge(images, sight)
         self.images += len(images)
         self.coverage += sight.coverage(images.shape[-2:]).sum().item()
+        if tuple(images.shape) not in self.batch_shapes:
+            self.kernels.update(attention_kernels(lambda: self.method.judge(images, sight)))
         self.batch_shapes.add(tuple(images.shape))
         self.answers_in.add(dtype_name(before.logits.dtype))
         self.compared = "logits" if before.tokens is None else "logits and kept tokens"
@@ -269,6 +273,7 @@ class Proof:
             "answers_in": sorted(self.answers_in),
             "autocast": dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
             "device": torch.cuda.get_device_name(images.device) if device == "cuda" else device,
+            "attention_kernels": sorted(self.kernels) or ["none: attention is computed in another way"],
             "attention_kernels_allowed": allowed if device == "cuda" else ["cpu"],
             "matmul_precision": torch.get_float32_matmul_precision(),
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
