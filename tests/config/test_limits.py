@@ -107,7 +107,7 @@ ZERO_MEANS = {
     "full_size_fraction": "no such steps", "guide_radius": "no filter", "head_lr_factor": "frozen",
     "ibot": "no such loss", "koleo": "no such loss", "layer": "the first block", "limit": "all", "local_crops": "none",
     "loss_ema": "no average", "lr": "frozen", "mask_dropout": "never", "orthogonality": "no such loss",
-    "part_dropout": "never", "presence": "no such loss", "prototype_lr_factor": "frozen", "registers": "none",
+    "part_dropout": "never", "penalty": "no such loss", "presence": "no such loss", "prototype_lr_factor": "frozen", "ramp": "full weight at once", "registers": "none",
     "relevance_weight": "no such loss", "save_minutes": "after every step", "seed": "a seed", "sigma": "no smoothing",
     "split_seed": "a seed", "step_size": "equal weights", "steps": "unadapted attention",
     "teacher_momentum": "no memory", "total_variation": "no such loss", "total_variation_grid": "any grid alike",

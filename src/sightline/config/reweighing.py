@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .limits import Count, HalfOpen, NotNegative, Positive, PositiveFraction, Whole
+from .limits import Count, Fraction, HalfOpen, NotNegative, Positive, PositiveFraction, Several, Whole
 from .methods import Erm
 from .training import Balance
 
@@ -73,10 +73,10 @@ class Jtt(Erm):
 class Irm(Erm):
     """Fine-tune with the same classifier optimal in every environment (IRM). Uses group labels."""
 
-    penalty: float = 100.0
+    penalty: NotNegative = 100.0
     """Weight of the penalty on how far the classifier is from optimal in each environment (an attribute of the
     groups)."""
-    ramp: float = 0.1
+    ramp: Fraction = 0.1
     """Fraction of training in which the weight rises from 0 to --penalty."""
 
     method: ClassVar[str] = "irm"
@@ -92,7 +92,7 @@ class Irm(Erm):
 class Coral(Erm):
     """Fine-tune with the same feature mean and covariance in every environment (CORAL). Uses group labels."""
 
-    penalty: float = 1.0
+    penalty: NotNegative = 1.0
     """Weight of the squared differences of means and covariances between environments (attributes of the groups)."""
 
     method: ClassVar[str] = "coral"
@@ -108,16 +108,16 @@ class Coral(Erm):
 class George(Erm):
     """GroupDRO on clusters that a first model's features or errors form within each class (GEORGE). No group labels."""
 
-    first_epochs: int = 10
+    first_epochs: Count = 10
     """Epochs of the first model, whose representation is clustered. It is in RUN/first."""
     clustered: Literal["hardness", "features"] = "hardness"
     """What is clustered within each class: the log odds that the first model gives the true class (as published for
     Waterbirds), or the first two principal components of its features."""
-    most_clusters: int = 5
+    most_clusters: Several = 5
     """Maximum number of clusters per class; their number is chosen by silhouette."""
-    step_size: float = 0.01
+    step_size: NotNegative = 0.01
     """Step size of the exponentiated-gradient update of the cluster weights."""
-    adjustment: float = 2.0
+    adjustment: NotNegative = 2.0
     """Generalisation adjustment C: C / √(cluster size) is added to each cluster loss."""
     balance: Balance = "groups"
     """Draw classes or groups equally often, or logit adjustment with the training class priors. Groups are the

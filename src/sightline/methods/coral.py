@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ..config.reweighing import Coral
-from ..errors import UserError
 from ..vit.model import Input, ViT
 from .base import open_and_record
 from .environments import EnvironmentClassifier, check_environments
@@ -46,8 +45,6 @@ def moment_distance(first: Tensor, second: Tensor) -> Tensor:
 
 
 def make_coral(config: Coral, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if not config.penalty >= 0:
-        raise UserError(f"--penalty {config.penalty}: must not be negative; 0 disables it")
     environments = check_environments(rows, "coral")
     vit, expects = open_and_record(config, rows, run, accelerator)
     return CoralClassifier(vit, environments, config.penalty, config.freeze_backbone), expects

@@ -17,7 +17,6 @@ from ..config import Train
 from ..config.reweighing import George
 from ..console.files import as_csv, write
 from ..data.rows import Rows
-from ..errors import UserError
 from ..metrics.inference import map_batches
 from ..metrics.predictions import Predictions
 from ..training.batches import split_batches
@@ -128,12 +127,6 @@ def save_clusters(path: Path, rows: Rows, at: np.ndarray, clusters: np.ndarray) 
 
 
 def make_george(config: George, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if config.first_epochs < 1:
-        raise UserError(f"--first-epochs {config.first_epochs}: must be at least 1")
-    if config.most_clusters < 2:
-        raise UserError(f"--most-clusters {config.most_clusters}: must be at least 2")
-    if not (config.step_size >= 0 and config.adjustment >= 0):
-        raise UserError(f"--step-size {config.step_size}, --adjustment {config.adjustment}: must not be negative")
     vit, expects = open_and_record(config, rows, run, accelerator)
     return GeorgeClassifier(vit, len(rows.classes), len(rows), config), expects
 

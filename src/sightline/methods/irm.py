@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ..config.reweighing import Irm
-from ..errors import UserError
 from ..vit.model import Input, ViT
 from .base import open_and_record
 from .environments import EnvironmentClassifier, check_environments
@@ -46,10 +45,6 @@ def risk_gradient(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def make_irm(config: Irm, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
-    if not config.penalty >= 0:
-        raise UserError(f"--penalty {config.penalty}: must not be negative; 0 disables it")
-    if not 0 <= config.ramp <= 1:
-        raise UserError(f"--ramp {config.ramp}: must lie between 0 and 1, a fraction of training")
     environments = check_environments(rows, "irm")
     vit, expects = open_and_record(config, rows, run, accelerator)
     return IrmClassifier(vit, environments, config.penalty, config.ramp, config.freeze_backbone), expects

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from ..config import Erm, Train
 from ..config.reweighing import Cvar, George, Groupdro, Jtt, Lff
-from ..errors import UserError
 from ..metrics.inference import predict_batches
 from ..metrics.predictions import Predictions
 from ..training.batches import split_batches
