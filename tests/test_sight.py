@@ -79,12 +79,17 @@ def test_a_wrong_sight_is_refused(fields, message):
 def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="does not divide"):
         Sight(grid("##", "##")).visible((5, 4))
-    with pytest.raises(ValueError, match="does not divide"):
-        cell_share(torch.ones(1, 5, 4, dtype=torch.bool), (2, 2))
     with pytest.raises(ValueError, match="keep_pixels is for images of"):
         Sight(keep_pixels=grid("##", "##")).visible((4, 4))
     with pytest.raises(ValueError, match="does not define"):
         Sight().visible((4, 4))
+
+
+def test_cells_that_do_not_divide_the_image_are_blocks_of_whole_pixels():
+    pixels = torch.zeros(1, 5, 4, dtype=torch.bool)
+    pixels[0, 2:, 2:] = True
+    # Rows 0 to 2 and 2 to 4, columns 0 to 1 and 2 to 3.
+    torch.testing.assert_close(cell_share(pixels, (2, 2))[0], torch.tensor([[0.0, 2 / 6], [0.0, 1.0]]))
 
 
 def test_prediction():

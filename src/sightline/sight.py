@@ -222,11 +222,13 @@ def cells_to_pixels(cells: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def cell_share(pixels: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """[B, h, w] over pixels -> [B, H, W]: the fraction of True pixels in each cell."""
+    """[B, h, w] over pixels -> [B, H, W]: the fraction of True pixels in each cell. Of a grid that does not divide the
+    image evenly, every cell is the smallest block of whole pixels that contains it."""
     h, w = pixels.shape[1:]
+    values = pixels[:, None].float()
     if h % grid[0] or w % grid[1]:
-        raise ValueError(f"a grid of {grid[0]}×{grid[1]} cells does not divide an image of {h}×{w} pixels")
-    return F.avg_pool2d(pixels[:, None].float(), (h // grid[0], w // grid[1]))[:, 0]
+        return F.adaptive_avg_pool2d(values, (grid[0], grid[1]))[:, 0]
+    return F.avg_pool2d(values, (h // grid[0], w // grid[1]))[:, 0]
 
 
 def inside_boxes(boxes: Tensor, size: tuple[int, ...]) -> Tensor:

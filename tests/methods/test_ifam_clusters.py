@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sightline.config import Ifam
+from sightline.errors import UserError
 from sightline.load import load_as_trained
 from sightline.train import train
 from sightline.training.run_folder import read_run
@@ -63,6 +64,15 @@ def test_stage_1_is_the_same_after_training_as_before(run):
     backbone = load_backbone("sightline-nano", classes=0).state_dict()
     stage1 = method.where.vit.state_dict()
     assert all(torch.equal(backbone[name], tensor) for name, tensor in stage1.items()), "not one weight has moved"
+
+
+def test_stage_1_uses_two_thirds_of_the_blocks_unless_told_otherwise(run, toy, tmp_path):
+    assert len(load_as_trained(run).method.where.vit.blocks) == 4
+    assert read_run(run).facts["selector_depth"] == 4
+    deeper = train(Ifam(toy, out=tmp_path / "run", selector_depth=6, **BRIEF | {"epochs": 1}))
+    assert len(load_as_trained(deeper).method.where.vit.blocks) == 6
+    with pytest.raises(UserError, match="--selector-depth 7: from 1 to 6 blocks"):
+        train(Ifam(toy, out=tmp_path / "other", selector_depth=7, **BRIEF))
 
 
 def test_it_is_blind(run, toy):

@@ -36,14 +36,16 @@ def test_the_selector_size_must_divide_the_image():
 @pytest.mark.parametrize(
     ("side", "settings", "looked"),
     [
-        (32, {}, 64),  # coarse: 4 patches a side
+        (32, {}, 48),  # coarse: 4 patches a side
+        (24, {}, 40),  # 5 patches a side, which do not divide the image evenly
+        (32, {"selector": "learned"}, 64),
         (32, {"sight": "patches"}, None),
         (32, {"preset": "published"}, None),
         (32, {"selector_size": 32}, 32),
         (224, {}, None),  # 28 patches a side
     ],
 )
-def test_the_selector_size_is_doubled_for_coarse_patches(side, settings, looked):
+def test_the_selector_sees_larger_images_where_patches_are_coarse(side, settings, looked):
     vit = small_vit(classes=0)
     assert selector_size(Ifam(Path("data"), **settings), vit, replace(vit.config.input, size=(side, side))) == looked
 
@@ -54,8 +56,8 @@ def test_a_run_keeps_its_selector_size(tmp_path):
     code, _, err = typed("train", "ifam", toy, "--out", tmp_path / "run", *SMALL, "--size", 32)
     assert code == 0, err
     facts = load(tmp_path / "run").run.facts
-    assert facts["look_size"] == 64
-    assert load(tmp_path / "run").method.where.size == 64
+    assert facts["look_size"] == 48
+    assert load(tmp_path / "run").method.where.size == 48
     vit = vit_config_of(read_run(tmp_path / "run"))
     before = {name: fact for name, fact in facts.items() if name != "look_size"}
     assert build_ifam(vit, stored_config(Ifam, before["config"]), before).where.size is None

@@ -4,7 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sightline.where.foreground import border_ratio, discover_foreground, fit_logistic, kmeans, otsu
+from sightline.where.foreground import (
+    border_ratio,
+    find_foreground,
+    fit_logistic,
+    kmeans,
+    learn_foreground,
+    otsu,
+)
 
 SIDE, GRID = 96, 12
 
@@ -37,7 +44,9 @@ def iou(one: torch.Tensor, other: torch.Tensor) -> float:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_object_is_found_with_any_number_of_parts_and_any_seed(scene, parts, seed):
     images, masks, features = scene
-    start = discover_foreground(features, images, parts=parts, seed=seed)
+    found = find_foreground(features, images, seed=seed)
+    assert iou(found.masks, masks) > 0.8
+    start = learn_foreground(features, found.masks, parts, seed=seed)
     logit = torch.einsum("ndhw,d->nhw", features, start.gate[:-1]) + start.gate[-1]
     truth = F.adaptive_avg_pool2d(masks[:, None].float(), GRID)[:, 0] >= 0.5
     assert iou(logit > 0, truth) > 0.8
@@ -47,13 +56,28 @@ def test_the_object_is_found_with_any_number_of_parts_and_any_seed(scene, parts,
 
 def test_the_foreground_does_not_depend_on_the_number_of_parts(scene):
     images, _, features = scene
-    gates = [discover_foreground(features, images, parts=parts, seed=3).gate for parts in (1, 4, 8)]
+    found = find_foreground(features, images, seed=3)
+    gates = [learn_foreground(features, found.masks, parts, seed=3).gate for parts in (1, 4, 8)]
     assert all(torch.equal(gates[0], gate) for gate in gates)
+
+
+def test_a_selector_with_coarser_features_learns_the_same_foreground(scene):
+    """Of 9 cells a side, which do not divide the image evenly."""
+    images, masks, features = scene
+    found = find_foreground(features, images, seed=1)
+    tokens = F.adaptive_avg_pool2d(images, 9)
+    coarse = torch.cat([tokens, tokens.square()], dim=1)
+    start = learn_foreground(coarse, found.masks, 2, seed=1)
+    logit = torch.einsum("ndhw,d->nhw", coarse, start.gate[:-1]) + start.gate[-1]
+    truth = F.adaptive_avg_pool2d(masks[:, None].float(), 9)[:, 0] >= 0.5
+    assert iou(logit > 0, truth) > 0.8
 
 
 def test_the_same_seed_gives_the_same_start(scene):
     images, _, features = scene
-    one, two = (discover_foreground(features, images, parts=3, seed=5) for _ in range(2))
+    found = [find_foreground(features, images, seed=5) for _ in range(2)]
+    assert torch.equal(found[0].masks, found[1].masks)
+    one, two = (learn_foreground(features, each.masks, 3, seed=5) for each in found)
     assert torch.equal(one.gate, two.gate)
     assert torch.equal(one.prototypes, two.prototypes)
 

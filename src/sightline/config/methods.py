@@ -233,7 +233,7 @@ class Pdiscoformer(Loop):
     (fastest)."""
     selector_size: Side | None = None
     """Image side in pixels for the part selector; larger gives finer parts. Default: --size; for iFAM with --sight
-    pixels twice that if --size gives fewer than 28 patches per side."""
+    pixels, if --size gives fewer than 28 patches per side, 1.5 times that (with --selector learned, twice that)."""
     registers: bool = True
     """Use the backbone's register tokens."""
     preset: Literal["papers", "published"] = "papers"
@@ -274,6 +274,9 @@ class Ifam(Pdiscoformer):
     """How stage 1 finds the object: by clustering patch tokens before training (frozen; needs objects that seldom touch
     the image border), or by learned prototypes and shaping losses as in the papers. Default: clusters with --sight
     pixels; learned with patches, --preset published or --mask-gradient."""
+    selector_depth: int | None = None
+    """With --selector clusters: number of blocks of the selector's ViT that are used, counted from the input. Default:
+    two thirds of them, which find the object as well as all of them."""
     sight: Literal["patches", "pixels"] | None = None
     """What is hidden: whole patches, or also background pixels inside kept patches. Default: pixels; patches with
     --preset published or --soft-mask."""

@@ -5,28 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..config import Erm, Ifam, Pdiscoformer, Shaping, Train
 from ..data.augment import Affine, random_affine
-from ..data.batches import Batches
-from ..data.images import Preprocess
 from ..errors import UserError
 from ..sight import Method, Prediction, Sight
 from ..training.trainable import ParameterGroup, Trainable, TrainBatch, TrainContext
 from ..vit.model import Input, ViT, ViTConfig
 from ..vit.weights import config_from_json, load_backbone, weights_sha256
 from ..where.corrections import Correction, PartAssignment
-from ..where.foreground import discover_foreground
 from ..where.part_losses import shaping_losses
 from ..where.parts import PartDiscovery, Parts, freeze
+from .clustering import Teacher, start_by_clustering
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -34,7 +30,6 @@ if TYPE_CHECKING:
     from ..data.rows import Rows
     from ..training.run_folder import Run
 
-CLUSTERED_IMAGES = 256  # training images whose patch tokens are clustered
 PLAUSIBLE_COVERAGE = 0.02, 0.8  # fraction of the image that objects cover; outside of it the user is warned
 
 # ---- backbones -------------------------------------------------------------------------------------------------------
@@ -202,6 +197,7 @@ class PartMethod(Trainable, Method):
     part_count = 1  # replaced by each instance
     pools = False  # the prediction is pooled from the features of stage 1
     refines = False  # stage 1 looks a second time, at an enlarged window
+    teacher: Teacher | None = None  # finds the foreground before training, if stage 1 is found by clustering
 
     def __init__(self, where: PartDiscovery, settings: PartSettings):
         super().__init__()
@@ -256,25 +252,17 @@ class PartMethod(Trainable, Method):
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def prepare(self, context: TrainContext, train: Callable[[Train], Path]) -> None:  # noqa: ARG002 (nothing to train)
         """Find foreground and parts by clustering the patch tokens of some training images, if so configured."""
-        if not self.settings.clusters or context.run.last.exists():
+        teacher, self.teacher = self.teacher, None
+        if teacher is None or context.run.last.exists():
             return
-        rows, device = context.rows, context.accelerator.device
-        where, seed = self.where.to(device).eval(), context.run.facts["seed"]
-        indices = rows.split_indices("train")
-        some = np.random.default_rng(seed).choice(indices, min(CLUSTERED_IMAGES, len(indices)), replace=False)
-        preprocess = Preprocess.of(context.expects)
-        with closing(Batches(rows, np.sort(some), preprocess, 32, shuffle=False, seed=0, workers=0)) as batches:
-            images = torch.cat([batch.to(device).images.float() / 255 for batch in batches.epoch(0)])
-        features = torch.cat([where.vit(where.resize(chunk)).feature_map for chunk in images.split(32)])
-        start = discover_foreground(features, images, parts=where.parts, seed=seed)
-        where.start_from(start)
+        facts = start_by_clustering(self.where, teacher, context)
         if context.accelerator.is_main_process:
-            context.run.note(foreground={"coverage": start.coverage, "border_ratio": start.border_ratio})
-            print(f"Stage 1 by clustering: the foreground covers {start.coverage:.0%} of {len(images)} training images")
-            if not PLAUSIBLE_COVERAGE[0] <= start.coverage <= PLAUSIBLE_COVERAGE[1]:
+            context.run.note(foreground=facts)
+            covers = facts["coverage"]
+            print(f"Stage 1 by clustering: the foreground covers {covers:.0%} of {facts['images']} training images")
+            if not PLAUSIBLE_COVERAGE[0] <= covers <= PLAUSIBLE_COVERAGE[1]:
                 print(
                     "note: that is hardly an object, so the selector has probably failed; try --selector learned, "
                     "another --selector-size, or early-mask with masks that are given or made by U2-Net"
@@ -329,9 +317,12 @@ def part_method(method: Method, name: str) -> PartMethod:
     return cast(PartMethod, method)
 
 
-def make_selector(vit: ViT, config: Pdiscoformer, classes: int, size: int | None = None) -> PartDiscovery:
-    """Stage 1: part discovery on a copy of this backbone, without its head."""
-    bare = copy_vit(vit, replace(vit.config, classes=0, registers=vit.config.registers * config.registers))
+def make_selector(
+    vit: ViT, config: Pdiscoformer, classes: int, size: int | None = None, depth: int | None = None
+) -> PartDiscovery:
+    """Stage 1: part discovery on a copy of this backbone's first blocks (all if `depth` is None), without its head."""
+    registers, depth = vit.config.registers * config.registers, depth or vit.config.depth
+    bare = copy_vit(vit, replace(vit.config, classes=0, registers=registers, depth=depth))
     if config.tune_selector != "all" or config.clusters:
         freeze(bare, tokens=config.tune_selector == "none" or config.clusters)
     return PartDiscovery(

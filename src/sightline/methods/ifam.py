@@ -6,6 +6,7 @@ removed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +44,11 @@ from .base import (
     copy_vit,
     make_selector,
     open_backbone,
-    patches_divide,
     record_backbone,
     record_selector,
     recorded_selector,
 )
+from .clustering import Teacher
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -250,20 +251,47 @@ def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> t
     vit, expects = open_backbone(config, 0)
     where = vit if config.where is None else load_backbone(config.where, classes=0, seed=config.seed)
     selector_side = selector_size(config, where, expects)
-    check_selector_size(selector_side, where, expects)
+    depth = selector_depth(config, where)
     if accelerator.is_main_process:
         record_backbone(run, vit, expects, config)
         record_selector(run, None if where is vit else where)
-        run.note(look_size=selector_side)
-    stage1, stage2 = make_selector(where, config, classes, selector_side), make_predictor(vit, config, classes)
-    return IFam(stage1, stage2, settings, pixel_settings(config)), expects
+        run.note(look_size=selector_side, selector_depth=depth)
+    stage1, stage2 = make_selector(where, config, classes, selector_side, depth), make_predictor(vit, config, classes)
+    method = IFam(stage1, stage2, settings, pixel_settings(config))
+    if config.clusters:
+        whole = copy_vit(where, replace(where.config, classes=0, registers=where.config.registers * config.registers))
+        method.teacher = Teacher(whole, max(selector_side or 0, finer(expects.size[0], where, 2.0) or expects.size[0]))
+    return method, expects
 
 
 def selector_size(config: Ifam, where: ViT, expects: Input) -> int | None:
-    """The image side for stage 1: that of the images; by default doubled for pixel masks where patches are coarse."""
-    (h, w), patch = expects.size, where.config.patch
-    coarse = config.hides_pixels and h == w and h < FINE_GRID * patch and patches_divide(h, 2 * h, patch)
-    return 2 * h if config.selector_size is None and coarse else config.selector_size
+    """The image side for stage 1, None if it is that of the images: by default larger for pixel masks where patches
+    are coarse. Pixel masks need no whole number of pixels per patch; masks of patches do."""
+    if config.selector_size is None and config.hides_pixels and expects.size[0] == expects.size[1]:
+        return finer(expects.size[0], where, 1.5 if config.clusters else 2.0)
+    if not config.hides_pixels:
+        check_selector_size(config.selector_size, where, expects)
+    elif config.selector_size is not None and (config.selector_size % where.config.patch or config.selector_size < 1):
+        near = max(1, round(config.selector_size / where.config.patch)) * where.config.patch
+        raise UserError(
+            f"--selector-size {config.selector_size}: must be a multiple of the selector's patch, "
+            f"{where.config.patch}, such as {near}"
+        )
+    return config.selector_size
+
+
+def finer(side: int, vit: ViT, factor: float) -> int | None:
+    """About `factor` times the side, in whole patches, where images of this side have few of them; otherwise None."""
+    patch = vit.config.patch
+    return math.ceil(factor * side / patch) * patch if side < FINE_GRID * patch else None
+
+
+def selector_depth(config: Ifam, where: ViT) -> int | None:
+    """The number of blocks that stage 1 uses, None for all: by default two thirds if it is found by clustering."""
+    blocks, depth = where.config.depth, config.selector_depth
+    if depth is not None and not (config.clusters and 1 <= depth <= blocks):
+        raise UserError(f"--selector-depth {depth}: from 1 to {blocks} blocks, and only with --selector clusters")
+    return depth or (math.ceil(2 * blocks / 3) if config.clusters else None)
 
 
 def check_pixel_config(config: Ifam) -> None:
@@ -291,5 +319,6 @@ def check_pixel_config(config: Ifam) -> None:
 def build_ifam(vit_config: ViTConfig, config: Ifam, facts: dict[str, Any]) -> nn.Module:
     classes, vit = len(facts["data"]["classes"]), ViT(vit_config)
     selector_side = facts.get("look_size", config.selector_size)
-    where = make_selector(recorded_selector(facts) or vit, config, classes, selector_side)
+    depth = facts.get("selector_depth")
+    where = make_selector(recorded_selector(facts) or vit, config, classes, selector_side, depth)
     return IFam(where, make_predictor(vit, config, classes), PartSettings.of(config), pixel_settings(config))

@@ -31,7 +31,8 @@ def localization_columns(sight: Sight, maps: Mapping[str, Tensor], truth: Batch,
     foreground = visible
     if sight.parts is not None:
         background = sight.parts.shape[1] - 1
-        columns["parts_grid_iou"] = _overlap(sight.parts.argmax(dim=1) < background, inside)
+        in_parts = cell_share(masks, sight.parts.shape[2:]) >= 0.5
+        columns["parts_grid_iou"] = _overlap(sight.parts.argmax(dim=1) < background, in_parts)
         foreground = dense_parts(sight.parts, size, align_corners=True) < background
     # The iFAM code's IoU: intersection and union are summed over all images before dividing.
     columns["pooled_iou"] = torch.stack(_both_and_either(foreground, masks), dim=1)

@@ -1,14 +1,17 @@
 """Foreground without training: cluster patch tokens, then let image edges correct the result.
 
-    start = discover_foreground(features, images, parts=4)     # [N, D, H, W] and [N, 3, h, w]; takes seconds
+    foreground = find_foreground(features, images)             # [N, D, H, W] and [N, 3, h, w]; takes seconds
+    foreground.masks                                           # bool [N, h, w]: of these images
+    start = learn_foreground(features, foreground.masks, 4)    # perhaps of other features, which cost less
     start.gate                                                 # a linear foreground classifier of patch tokens
     start.prototypes                                           # [K, D]: parts, clustered inside the foreground
 
 1. k-means with more clusters than parts. Several of them are background, so that no single one has to be all of it.
 2. Backgrounds continue beyond the image, objects usually do not: clusters that lie on the border of the image less
    often than the others are foreground. Otsu's threshold separates the two kinds, so there is no constant to tune.
-3. The foreground mask is aligned with image edges by the guided filter, and a logistic regression on the tokens is
-   fitted to it (as FOUND does; Siméoni et al., 2023). Once: every further round loses thin structures.
+3. The foreground mask is aligned with image edges by the guided filter, and a logistic regression on patch tokens is
+   fitted to it (as FOUND does; Siméoni et al., 2023). Once: every further round loses thin structures. These may be the
+   tokens of an earlier block and of smaller images than those that were clustered: they predict the mask as well.
 """
 
 from __future__ import annotations
@@ -19,43 +22,62 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..sight import cell_share
 from .pixels import PixelSettings, pixel_foreground_probability
 
-CLUSTERS = 16
+CLUSTERS = 32
 RIDGE = 1e-4  # of the logistic regression
 CHUNK = 64  # images at a time
 
 
 @dataclass(frozen=True)
+class Foreground:
+    """The foreground of some images, found without labels, masks or gradient steps on the ViT."""
+
+    masks: Tensor  # bool [N, h, w]
+    border_ratio: tuple[float, ...]  # of each cluster: how often it touches the border, 1 = as often as chance
+    fraction: tuple[float, ...]  # of all patches that are in each cluster
+    threshold: float  # clusters with a smaller border ratio are foreground
+
+
+@dataclass(frozen=True)
 class ForegroundStart:
-    """A selector found without labels, masks or gradient steps on the ViT."""
+    """A selector, learned from the foreground of some images."""
 
     gate: Tensor  # [D + 1]: weights and bias of the foreground logit of a patch token
     prototypes: Tensor  # [K, D]: mean tokens of the parts
-    coverage: float  # fraction of the patches that are foreground, over the images it was found in
-    border_ratio: tuple[float, ...]  # of each cluster: how often it touches the border, 1 = as often as chance
+    coverage: float  # fraction of the patches that are foreground, over the images it was learned from
 
 
 @torch.no_grad()
-def discover_foreground(
-    features: Tensor, images: Tensor, *, parts: int, clusters: int = CLUSTERS, seed: int = 0
-) -> ForegroundStart:
+def find_foreground(features: Tensor, images: Tensor, *, clusters: int = CLUSTERS, seed: int = 0) -> Foreground:
     """From patch tokens [N, D, H, W] of images [N, 3, h, w] in [0, 1]."""
-    N, D, H, W = features.shape
-    tokens = features.permute(0, 2, 3, 1).reshape(-1, D).float()
-    directions = F.normalize(tokens, dim=1)
-    cluster = kmeans(directions, clusters, seed)
+    N, _, H, W = features.shape
+    cluster = kmeans(F.normalize(as_rows(features), dim=1), clusters, seed)
     ratio, size = border_ratio(cluster, clusters, (N, H, W))
-    mask = (ratio < otsu(ratio.clamp(max=1.0), size))[cluster].float().view(N, H, W)
-    gate = fit_logistic(tokens, align_with_edges(mask, images).flatten())
+    threshold = otsu(ratio.clamp(max=1.0), size)
+    masks = align_with_edges((ratio < threshold)[cluster].float().view(N, H, W), images)
+    ratios, sizes = (tuple(round(float(value), 3) for value in values) for values in (ratio, size))
+    return Foreground(masks, ratios, sizes, threshold)
+
+
+@torch.no_grad()
+def learn_foreground(features: Tensor, masks: Tensor, parts: int, *, seed: int = 0) -> ForegroundStart:
+    """From patch tokens [N, D, H, W] of the images with these masks, bool [N, h, w]."""
+    tokens, share = as_rows(features), cell_share(masks, features.shape[2:])
+    gate = fit_logistic(tokens, share.flatten())
     logit = tokens @ gate[:-1] + gate[-1]
     foreground = logit > 0
     if int(foreground.sum()) < parts:  # too little to divide: the most likely tokens stand for it
         foreground = torch.zeros_like(foreground).scatter(0, logit.topk(parts).indices, True)
-    part = kmeans(directions[foreground], parts, seed)
+    part = kmeans(F.normalize(tokens[foreground], dim=1), parts, seed)
     prototypes = cluster_means(tokens[foreground], part, parts)
-    ratios = tuple(round(float(value), 3) for value in ratio)
-    return ForegroundStart(gate, prototypes, float(foreground.float().mean()), ratios)
+    return ForegroundStart(gate, prototypes, float(foreground.float().mean()))
+
+
+def as_rows(features: Tensor) -> Tensor:
+    """[N, D, H, W] -> [N·H·W, D], in full precision."""
+    return features.permute(0, 2, 3, 1).flatten(0, 2).float()
 
 
 def kmeans(points: Tensor, count: int, seed: int, iterations: int = 30) -> Tensor:
@@ -111,12 +133,9 @@ def otsu(values: Tensor, weights: Tensor) -> float:
 
 
 def align_with_edges(mask: Tensor, images: Tensor) -> Tensor:
-    """[N, H, W]: the fraction of each patch inside the mask once the mask follows the edges of the image."""
-    (H, W), aligned = mask.shape[1:], []
-    for patches, image in zip(mask.split(CHUNK), images.split(CHUNK), strict=True):
-        pixels = pixel_foreground_probability(patches, image, PixelSettings()) >= 0.5
-        aligned.append(F.adaptive_avg_pool2d(pixels[:, None].float(), (H, W))[:, 0])
-    return torch.cat(aligned)
+    """bool [N, h, w]: a mask of patches [N, H, W] at the pixels, where it follows the edges of the image."""
+    chunks = zip(mask.split(CHUNK), images.split(CHUNK), strict=True)
+    return torch.cat([pixel_foreground_probability(*chunk, PixelSettings()) >= 0.5 for chunk in chunks])
 
 
 @torch.enable_grad()
