@@ -17,7 +17,9 @@ from sightline.vit.weights import random_backbone
 from sightline.what.masked import MaskedViT
 from sightline.what.pool import LateMaskedViT
 
+from .conftest import small_vit
 from .small_runs import log_of, loop, small
+from .vit.test_packing import padded_only, scene
 
 KERNELS = {
     SDPBackend.FLASH_ATTENTION: "flash", SDPBackend.EFFICIENT_ATTENTION: "mem_efficient",
@@ -108,3 +110,42 @@ def test_a_late_mask_leaks_on_the_device():
     images = (toy.images.float() / 255).cuda()
     sight = Sight.of_pixels(toy.masks, vit.grid(images)).to("cuda")
     assert verify(LateMaskedViT(vit, 4).cuda(), images, sight, draws=1).verdict == "leaks"
+
+
+FLASH = "removal, packed, variable-length flash attention"
+HEADS = {"plain": {}, "rotary": {"positions": "rotary", "qkv_bias": "no_key", "mlp": "swiglu", "layer_scale": 1.0}}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_packed_equals_padded_with_gradients(name, monkeypatch):
+    images, keep = scene("cuda", torch.bfloat16)
+    vit, found = small_vit(**HEADS[name]).to("cuda", torch.bfloat16), {}
+    for way in ("packed", "padded"):
+        vit.zero_grad()
+        out = vit(images, keep)
+        out.logits.float().square().mean().backward()
+        found[way] = out.path, out.tokens.detach(), vit.blocks[0].attn.qkv.weight.grad.clone()
+        padded_only(monkeypatch)
+    (path, *packed), (reference, *padded) = found["packed"], found["padded"]
+    assert (path, reference) == (FLASH, "removal, padded")
+    for one, other in zip(packed, padded, strict=True):
+        assert ((one - other).float().norm() / other.float().norm()) < 0.03
+
+
+def test_the_packed_path_is_proved_and_float32_stays_padded():
+    images, keep = scene("cuda", torch.bfloat16)
+    what = MaskedViT(small_vit()).to("cuda", torch.bfloat16)
+    certificate = verify(what, images, Sight(keep))
+    assert (certificate.verdict, certificate.conditions["paths"]) == ("blind", [FLASH])
+    certificate = verify(what.float(), images.float(), Sight(keep))
+    assert (certificate.verdict, certificate.conditions["paths"]) == ("blind", ["removal, padded"])
+
+
+def test_weighted_hiding_has_the_same_gradient_with_the_bias_as_a_channel():
+    images, keep = scene()
+    found = {}
+    for device in ("cpu", "cuda"):
+        weights = keep.float().clamp(0.1, 0.9).to(device).requires_grad_()
+        small_vit().to(device)(images.to(device), weights).logits.square().mean().backward()
+        found[device] = weights.grad.cpu()
+    torch.testing.assert_close(found["cpu"], found["cuda"], atol=1e-5, rtol=1e-2)

@@ -43,7 +43,7 @@ from .training.schedule import base_lr, cosine_decay, make_optimizer, set_learni
 from .training.state import LoopPosition, TrainState
 from .training.trackers import tensorboard_logger
 from .training.trainable import StepInfo, Trainable, TrainBatch, TrainContext
-from .vit.model import Block
+from .vit.blocks import Block
 
 # ---- the whole run ---------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ from sightline.methods.base import check_part_config
 from sightline.train import cosine_decay, set_learning_rate, train
 from sightline.training.distributed import make_accelerator
 from sightline.training.trainable import StepInfo
-from sightline.vit.model import Block, ViT
+from sightline.vit.blocks import Block
+from sightline.vit.model import ViT
 from sightline.vit.weights import load_backbone, save_backbone
 from sightline.where import parts as parts_file
 

@@ -163,8 +163,9 @@ class IFam(PartMethod):
     def losses(self, images: Tensor, labels: Tensor, draws: RandomDraws) -> dict[str, Tensor]:
         parts, losses = self.discovery(images, labels, draws)
         seen, keep, keep_pixels = self.stage2_input(images, parts, draws)
-        # On a GPU removal would save little time, and wait for the device in every step.
-        hide = None if keep.dtype != torch.bool else "mask" if images.is_cuda else "removal"
+        # Removal waits for the device in every step, which on a GPU pays only where nothing is padded.
+        removes = not images.is_cuda or self.what.vit.can_pack(images)
+        hide = None if keep.dtype != torch.bool else "removal" if removes else "mask"
         logits = self.what.vit(seen, keep, keep_pixels, hide=hide).logits
         return losses | {"classification": self.classification_loss(logits, labels)}
 

@@ -26,7 +26,7 @@ from ..console.terminal import counted
 from ..errors import UserError
 from ..metrics.intervals import wilson
 from ..sight import Judge, Method, Prediction, Sight, cells_to_pixels
-from ..vit.model import ViT
+from ..vit.model import ViT, ViTOutput
 from ..vit.weights import weights_sha256
 from .kernels import attention_kernels
 from .leaks import Leak, find_leak, images_that_differ
@@ -111,6 +111,7 @@ class Proof:
         self.control = {"trials": 0, "changed": 0}
         self.end_to_end: dict[str, dict[str, Any]] = {}
         self.hiding: set[str] = set()
+        self.paths: set[str] = set()
         self.refusals: list[str] = []
         self.leak: Leak | None = None
         self.compared = "logits"
@@ -138,7 +139,7 @@ class Proof:
         self.add_control(images, visible, before, sight)
 
     def judge(self, images: Tensor, sight: Sight) -> Prediction:
-        with record_hiding(self.method, self.hiding):
+        with record_hiding(self.method, self.hiding, self.paths):
             return self.method.judge(images, sight)
 
     def redraws(self, images: Tensor, hidden: Tensor, sight: Sight) -> Iterator[tuple[str, Tensor]]:
@@ -266,6 +267,7 @@ class Proof:
         return {
             "sight": "held fixed while hidden pixels were redrawn",
             "hiding": sorted(self.hiding) or ["not observed"],
+            "paths": sorted(self.paths) or ["not observed"],
             "visible_share": round(self.coverage / self.images, 4),
             "batch_shapes": [list(shape) for shape in sorted(self.batch_shapes)],
             "images_in": dtype_name(images.dtype),
@@ -306,10 +308,15 @@ def compare_predictions(before: Prediction, after: Prediction) -> tuple[Tensor, 
 
 
 @contextmanager
-def record_hiding(method: Judge, seen: set[str]) -> Generator[None]:
-    """Record how the ViTs inside a method hide patches while it runs."""
+def record_hiding(method: Judge, hiding: set[str], paths: set[str]) -> Generator[None]:
+    """Record how the ViTs inside a method hide patches while it runs, and by which computation."""
+
+    def note(_: nn.Module, __: object, out: ViTOutput) -> None:
+        hiding.add(out.hide or "nothing")
+        paths.add(out.path)
+
     vits = [m for m in method.modules() if isinstance(m, ViT)] if isinstance(method, nn.Module) else []
-    hooks = [vit.register_forward_hook(lambda _, __, out: seen.add(out.hide or "nothing")) for vit in vits]
+    hooks = [vit.register_forward_hook(note) for vit in vits]
     try:
         yield
     finally:
@@ -390,6 +397,8 @@ def print_certificate(certificate: Certificate, *, brief: bool = False) -> None:
         console.print(table)
     colour = "green" if certificate.verdict == "blind" else "red"
     console.print(f"[bold {colour}]{certificate.verdict}[/]  {certificate.sentence}", soft_wrap=True)
+    if not brief:
+        console.print(f"Computation: {'; '.join(certificate.conditions['paths'])}", soft_wrap=True)
     if certificate.end_to_end:
         console.print("End to end, measured and not proved, since the selector sees the redrawn pixels too:")
         table = Table("Redrawn with", "n", "Prediction changed", "Sight changed", "Sight IoU", box=None, pad_edge=False)

@@ -27,16 +27,18 @@ class VisiblePatches:
 
     index: Tensor  # int64 [B, n], positions in the full grid; hidden patches as padding
     present: Tensor  # bool [B, n], False in the padding
+    counts: Tensor  # int64 [B]: visible patches of each image,
+    total: int  # of all images
     padded: bool
     patches: int  # N
 
     @classmethod
     def from_keep(cls, keep: Tensor) -> VisiblePatches:
         counts = keep.sum(dim=1)
-        fewest, most = torch.stack([counts.min(), counts.max()]).tolist()
+        fewest, most, total = torch.stack([counts.min(), counts.max(), counts.sum()]).tolist()  # the only wait
         index = torch.argsort(~keep, dim=1, stable=True)[:, :most]
         present = torch.arange(most, device=keep.device) < counts[:, None]
-        return cls(index, present, fewest < most, keep.shape[1])
+        return cls(index, present, counts, total, fewest < most, keep.shape[1])
 
     def gather(self, x: Tensor) -> Tensor:
         """[B or 1, N, c] -> [B, n, c]"""

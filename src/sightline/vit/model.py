@@ -31,8 +31,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .blocks import Block, PatchEmbed, initialise
 from .masking import VisiblePatches, attention_bias, blank, check_not_float16
-from .positions import Positions, Rotary, resize_position_embeddings, rotary_table, rotate, with_unrotated_prefix
+from .packing import Packing, can_pack
+from .positions import Positions, Rotary, resize_position_embeddings, rotary_table, with_unrotated_prefix
 
 Hide = Literal["removal", "mask", "weighted"]
 
@@ -82,10 +84,16 @@ class ViTOutput:
     patches: Tensor  # [B, N, D], row by row
     grid: tuple[int, int]
     hide: Hide | None  # how hiding was done; None: nothing was hidden
+    layout: str = ""  # of removal: how sequences of unequal length were computed; empty: all were equally long
     logits: Tensor | None = None  # [B, C], when there is a head
     cls_attention: Tensor | None = None  # [B, layers, heads, T]: attention of CLS in the requested blocks
     keys: Tensor | None = None  # [B, layers, heads, N, D/heads]: keys of the patches in the requested blocks
     attention: tuple[Tensor, ...] = ()  # [B, heads, T, T] per requested block; part of the graph
+
+    @property
+    def path(self) -> str:
+        """The computation that produced this, in words: what `verify` certifies."""
+        return ", ".join([self.hide or "nothing hidden", *filter(None, [self.layout])])
 
     @property
     def tokens(self) -> Tensor:
@@ -118,7 +126,7 @@ class ViT(nn.Module):
         self.head = nn.Linear(D, config.classes, bias=config.head_bias) if config.classes else None
         self.register_buffer("mean", torch.tensor(config.input.mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(config.input.std).view(3, 1, 1), persistent=False)
-        self.apply(_initialise)
+        self.apply(initialise)
         for parameter in (self.cls_token, self.reg_token, self.pos_embed):
             if parameter is not None:
                 nn.init.trunc_normal_(parameter, std=0.02)
@@ -155,7 +163,7 @@ class ViT(nn.Module):
         pixels = self._patchify((images - self.mean) / self.std)
         if keep_pixels is not None:
             pixels = blank(pixels, self._patchify(keep_pixels[:, None]).repeat(1, 1, 3))
-        positions, visible, bias = self._positions(grid), None, None
+        positions, visible, bias, packing = self._positions(grid), None, None, None
         if keep is not None:
             keep = keep.flatten(1)
             if hide == "removal":  # a shorter sequence, with its padding masked below
@@ -164,17 +172,25 @@ class ViT(nn.Module):
                 keep = visible.present
             if keep.dtype == torch.bool:
                 pixels = blank(pixels, keep[..., None])
-            if visible is None or visible.padded:
+            if visible is not None and visible.padded and not any(requested.values()) and self.can_pack(pixels):
+                packing = Packing.of(visible, self.prefix)
+            elif visible is None or visible.padded:
                 bias = self._key_bias(attention_bias(keep))
 
         x, rotary = self._embed(pixels, positions)
+        padded = x.shape
+        if packing is not None:
+            x, rotary = packing.pack(x), self._pack_rotary(packing, rotary, len(x))
         if bias is not None and bias.requires_grad:
             x.requires_grad_()  # also of a frozen ViT: CUDA's attention saves its sums only if q, k or v need them
         captured = []
         for index, block in enumerate(self.blocks):
-            x, values = block(x, bias, rotary, {name for name, blocks in requested.items() if index in blocks})
+            asked = {name for name, blocks in requested.items() if index in blocks}
+            x, values = block(x, bias, rotary, asked, packing)
             captured.append(values)
         x = self.norm(x)
+        if packing is not None:
+            x = packing.unpack(x, padded)
 
         patches = x[:, self.prefix :]
         if keep is not None and keep.dtype == torch.bool:
@@ -185,6 +201,7 @@ class ViT(nn.Module):
             patches=patches if visible is None else visible.restore(patches),
             grid=grid,
             hide="weighted" if keep_pixels is not None and keep_pixels.dtype != torch.bool else hide,
+            layout=f"packed, {packing.kernel}" if packing else "padded" if visible and visible.padded else "",
             logits=None if self.head is None else self.head(self.fc_norm(x[:, 0])),
             cls_attention=self._stack(
                 [captured[i]["cls_attention"].mT for i in requested["cls_attention"]], visible, 0
@@ -260,9 +277,21 @@ class ViT(nn.Module):
 
     def _key_bias(self, scores: Tensor) -> Tensor:
         """The bias of the attention scores, [B, 1, 1, T], in their precision."""
-        device = scores.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.cls_token.dtype
-        return F.pad(scores, (self.prefix, 0))[:, None, None].to(dtype)
+        return F.pad(scores, (self.prefix, 0))[:, None, None].to(self._dtype(scores.device.type))
+
+    def _dtype(self, device: str) -> torch.dtype:
+        """Of queries, keys and values."""
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.cls_token.dtype
+
+    def can_pack(self, x: Tensor) -> bool:
+        """Whether removal computes sequences of unequal length without padding, on the device of `x`."""
+        return can_pack(x, self._dtype(x.device.type), self.config.width // self.config.heads)
+
+    def _pack_rotary(self, packing: Packing, rotary: Rotary | None, images: int) -> Rotary | None:
+        if rotary is None:
+            return None
+        cos, sin = (packing.pack(table.expand(images, -1, -1)) for table in rotary)
+        return cos, sin
 
     def _stack(self, values: list[Tensor], visible: VisiblePatches | None, start: int) -> Tensor | None:
         """[B, heads, tokens, c] per block -> [B, blocks, heads, tokens from `start` on, c] over the full grid."""
@@ -275,118 +304,3 @@ class ViT(nn.Module):
             flat = blank(patches.permute(0, 3, 1, 2, 4).reshape(B, n, L * H * c), visible.present[..., None])
             patches = visible.restore(flat).view(B, -1, L, H, c).permute(0, 2, 3, 1, 4)
         return torch.cat([prefix, patches], dim=3).squeeze(-1)
-
-
-Captured = dict[str, Tensor]  # the requested values of one block's attention
-
-
-class PatchEmbed(nn.Module):
-    """A linear map of each patch's pixels, stored as the convolution of published files."""
-
-    def __init__(self, config: ViTConfig):
-        super().__init__()
-        p = config.patch
-        self.proj = nn.Conv2d(3, config.width, p, p, bias=config.patch_bias)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return F.linear(pixels.to(self.proj.weight.dtype), self.proj.weight.flatten(1), self.proj.bias)
-
-
-class Block(nn.Module):
-    def __init__(self, config: ViTConfig):
-        super().__init__()
-        D, scale = config.width, config.layer_scale
-        self.norm1 = nn.LayerNorm(D, config.norm_eps)
-        self.attn = Attention(config)
-        self.ls1 = LayerScale(D, scale) if scale is not None else nn.Identity()
-        self.norm2 = nn.LayerNorm(D, config.norm_eps)
-        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
-        self.ls2 = LayerScale(D, scale) if scale is not None else nn.Identity()
-
-    def forward(
-        self, x: Tensor, bias: Tensor | None, rotary: Rotary | None, requested: set[str]
-    ) -> tuple[Tensor, Captured]:
-        attended, captured = self.attn(self.norm1(x), bias, rotary, requested)
-        x = x + self.ls1(attended)
-        return x + self.ls2(self.mlp(self.norm2(x))), captured
-
-
-class Attention(nn.Module):
-    bias_mask: Tensor | None
-
-    def __init__(self, config: ViTConfig):
-        super().__init__()
-        D = config.width
-        self.heads = config.heads
-        self.scale = (D // config.heads) ** -0.5
-        self.qkv = nn.Linear(D, 3 * D, bias=config.qkv_bias != "none")
-        self.proj = nn.Linear(D, D)
-        # With rotary embeddings a key bias has an effect, so where DINOv3 has none it must stay zero in training.
-        mask = torch.tensor([1.0, 0.0, 1.0]).repeat_interleave(D) if config.qkv_bias == "no_key" else None
-        self.register_buffer("bias_mask", mask, persistent=False)
-
-    def forward(
-        self, x: Tensor, bias: Tensor | None, rotary: Rotary | None, requested: set[str]
-    ) -> tuple[Tensor, Captured]:
-        qkv_bias = self.qkv.bias if self.bias_mask is None else self.qkv.bias * self.bias_mask
-        qkv = F.linear(x, self.qkv.weight, qkv_bias)
-        q, k, v = qkv.unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        if rotary is not None:
-            q, k = rotate(q, rotary), rotate(k, rotary)
-        bias = None if bias is None else bias.to(q.dtype)
-        captured = {}
-        if "keys" in requested:
-            captured["keys"] = k
-        if "cls_attention" in requested:
-            captured["cls_attention"] = self._weights(q[:, :, :1], k, bias)
-        if "attention" in requested:
-            captured["attention"] = self._weights(q, k, bias)
-            x = captured["attention"].to(v.dtype) @ v
-        else:
-            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale)
-        return self.proj(x.transpose(1, 2).flatten(2)), captured
-
-    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-        scores = (q @ k.transpose(-1, -2)).float() * self.scale
-        return (scores if bias is None else scores + bias).softmax(dim=-1)
-
-
-class MLP(nn.Module):
-    def __init__(self, config: ViTConfig):
-        super().__init__()
-        hidden = config.hidden or 4 * config.width
-        self.quick = config.mlp == "quick_gelu"
-        self.fc1 = nn.Linear(config.width, hidden)
-        self.fc2 = nn.Linear(hidden, config.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.fc1(x)
-        return self.fc2(x * torch.sigmoid(1.702 * x) if self.quick else F.gelu(x))
-
-
-class SwiGLU(nn.Module):
-    def __init__(self, config: ViTConfig):
-        super().__init__()
-        hidden = config.hidden or 4 * config.width
-        self.fc1 = nn.Linear(config.width, 2 * hidden)  # the gate, then the value
-        self.fc2 = nn.Linear(hidden, config.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.fc1(x).chunk(2, dim=-1)
-        return self.fc2(F.silu(gate) * value)
-
-
-class LayerScale(nn.Module):
-    def __init__(self, width: int, initial: float):
-        super().__init__()
-        self.gamma = nn.Parameter(torch.full((width,), initial))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gamma
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Conv2d):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

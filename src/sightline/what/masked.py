@@ -55,8 +55,10 @@ class MaskedViT(nn.Module):
             sight = replace(sight, keep_pixels=pixels, boxes=seen.windows[:, None])
         keep = seen.keep.to(images.dtype) if self.hide == "weighted" else seen.keep
         out = self.vit(seen.images, keep, seen.keep_pixels, hide=self.hide)
-        shown = F.pad(keep.flatten(1) > 0, (self.vit.prefix, 0), value=True)
-        return Prediction(out.logits, sight, blank(out.tokens, shown[..., None]))
+        tokens = out.tokens  # hidden ones are zero already, except under weighted hiding
+        if self.hide == "weighted":
+            tokens = blank(tokens, F.pad(keep.flatten(1) > 0, (self.vit.prefix, 0), value=True)[..., None])
+        return Prediction(out.logits, sight, tokens)
 
     def masked_input(self, images: Tensor, keep: Tensor, keep_pixels: Tensor | None = None) -> MaskedInput:
         """The ViT's input for these images with the masks `keep` [B, H, W] and `keep_pixels` [B, h, w]. In training
