@@ -1,7 +1,8 @@
 """Costs and speeds, as ratios to a reference in the same run, where machines differ less than in absolute times.
 
     python benchmarks/speed.py masking                          # hiding and removal against the dense ViT
-    python benchmarks/speed.py masking --device cuda --precision bf16 --batches 1 16 256 --out speed_h200.json
+    python benchmarks/speed.py masking --device cuda --precision bf16 --batches 1 16 256 --out masking_h200.json
+    python benchmarks/speed_table.py --device cuda --precision bf16    # both stages and training steps; its own flags
     python benchmarks/speed.py pixels                           # pixel-exact iFAM against patches
     python benchmarks/speed.py operations --data waterbirds     # the same, operations counted on images with masks
     python benchmarks/speed.py toggle                           # a part dropped in the app against a full pass
