@@ -11,7 +11,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import speed_table
 import two_stages
 
-SMALL = "--backbones nano --side 32 --batches 2 --train-batch 2 --rounds 1 --seconds 0".split()
+FEW = {"--backbones": "nano", "--side": "32", "--batches": "2", "--train-batch": "2", "--rounds": "1", "--seconds": "0"}
+SMALL = [word for pair in FEW.items() for word in pair]
 
 
 @pytest.fixture(scope="module")
