@@ -22,6 +22,7 @@ ALLOWED = {
     "what": "errors sight config console data metrics training vit",
     "methods": "errors sight config console data datasets metrics training vit what where",
     "interventions": "errors sight config console data methods metrics training vit where",
+    "batch": "errors sight config console data metrics training vit",
     "verify": "errors sight config console data datasets methods metrics training vit what where",
     "explain": "errors sight config console data datasets methods metrics training vit what where",
     "matrix": "errors sight config console data explain methods metrics training vit what where",

@@ -47,6 +47,7 @@ COMMANDS = {
     "evaluate": Command(config.Suite, "evaluate"),
     "compare": Command(config.Compare, "compare"),
     "predict": Command(config.Predict, "predict"),
+    "embed": Command(config.Embed, "batch.embed"),
     "verify": Command(config.Verify, "verify.verify"),
     "audit": Command(config.Audit, "report.audit"),
     "app": Command(config.App, "app.app"),

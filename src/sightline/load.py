@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from PIL import Image
 from torch import Tensor
 
+from .batch.remote import fetch_run, is_url
 from .config import Evaluate
 from .console.files import make_folder
 from .data.fingerprints import fingerprint
@@ -109,6 +110,8 @@ def load(folder: str | Path, device: str = "cpu", *, intervention: bool = True) 
 def load_as_trained(folder: str | Path, device: str = "cpu") -> Model:
     if str(folder).startswith(HUB):
         folder = download_run(str(folder).removeprefix(HUB))
+    elif is_url(folder):
+        folder = fetch_run(str(folder))
     return Model(**vars(restore(folder, device)))
 
 

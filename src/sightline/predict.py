@@ -1,68 +1,219 @@
-"""`sightline predict`: predictions for images without labels, and images of what was seen."""
+"""`sightline predict`: predictions for images without labels, and images of what was seen.
+
+A few images become CSV or JSON here; a collection becomes Parquet files, which `batch/` writes, restartable.
+"""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-import numpy as np
 import torch
-from PIL import Image
+from torch import Tensor
 
+from .batch.engine import decoded_batches, tables_of
+from .batch.job import plan_facts, report, write_result
+from .batch.parts import METADATA, pyarrow_needed, summary_of
+from .batch.plan import Chunks
+from .batch.remote import is_url
+from .batch.scoring import judge, open_run, scorer_maker
+from .batch.sources import Item, list_items, read_item
 from .config import Predict
-from .console.files import as_csv, make_folder, prepare_output, write
-from .console.terminal import counted, fail
+from .console.files import make_folder, prepare_output, replace_durably
+from .console.terminal import counted, fail, is_main_process
 from .data.drawing import grey_out_hidden, to_pil_images
-from .data.images import find_images, read_image, to_tensor
+from .data.images import Preprocess
 from .errors import UserError
-from .load import load_and_announce
-from .sight import Sight
+from .load import Model
+from .sight import Prediction, Sight
 from .training.distributed import make_accelerator
+
+FILES = (".csv", ".json", ".parquet")
 
 
 @dataclass(frozen=True)
 class PredictionTable:
-    """Predictions for many images, as a file."""
+    """What was predicted. Images in Parquet files are only counted."""
 
-    text: str  # CSV or JSON, an entry per readable image
+    text: str  # CSV, an entry per readable image; empty if it was written to a file
     images: int
     unreadable: int
-    unseen: tuple[Path, ...] = ()  # images with an empty sight
+    unseen: tuple[str, ...] = ()  # images with an empty sight
 
 
 def predict(command: Predict) -> PredictionTable:
-    """For every image the predicted class and the probability of every class."""
-    device = make_accelerator(command.device).device
-    apply_saved = command.intervention and command.mask is None  # a mask replaces the sight, and interventions on it
-    model = load_and_announce(command.run, str(device), apply_saved)
-    if command.overlay is not None and (model.method.sees_everything or not model.method.blind):
-        raise UserError("--overlay: this method sees the whole image, so there is nothing to draw; leave it out")
-    paths = find_images(command.images)
-    names = overlay_names(paths, command.images)
-    columns = ["image", "predicted", *(f"p_{name}" for name in model.classes)]
-    lines: list[dict[str, Any]] = []
-    unseen: list[Path] = []
-    for start in range(0, len(paths), command.batch):
-        images = read_readable(paths, range(start, min(start + command.batch, len(paths))))
-        if not images:
-            continue
-        prediction = model.predict(list(images.values()), *filter(None, [command.mask]))
-        for i, probabilities in zip(images, prediction.probabilities.cpu().tolist(), strict=True):
-            values = [str(paths[i]), model.classes[int(np.argmax(probabilities))], *probabilities]
-            lines.append(dict(zip(columns, values, strict=True)))
+    """For every image the predicted class and its probabilities: as text, or in the file or folder `command.out`."""
+    if (kind := kind_of_output(command)) == "parts":
+        summary = write_result(command, make_accelerator(command.device), distance=command.distance)
+        return PredictionTable("", summary.images, summary.unreadable)
+    return predict_to_file(command, kind)
+
+
+def kind_of_output(command: Predict) -> str:
+    """`parts`, the suffix of a file, or `text`; an error in one line if flags and output do not fit."""
+    out = "" if command.out is None else str(command.out)
+    suffix = Path(out).suffix.lower()
+    if is_url(out):
+        if suffix in FILES:
+            raise UserError(f"--out {out}: a URL holds one Parquet file per chunk; name it without {suffix}")
+        kind = "parts"
+    elif out and (out.endswith("/") or Path(out).is_dir() or not suffix) and not Path(out).is_file():
+        kind = "parts"
+    elif suffix in FILES or not out:
+        kind = suffix or "text"
+    else:
+        raise UserError(f"--out {out}: unknown extension {suffix or '(none)'}; use .csv, .json, .parquet, or a folder")
+    only_parts = {"shard": command.shard is not None, "engine": command.engine != "local"}
+    for name, given in only_parts.items():
+        if given and kind != "parts":
+            raise UserError(f"--{name}: needs a folder or a URL as --out, for one Parquet file per chunk")
+    for name in ("overlay", "mask"):
+        if getattr(command, name) is not None and kind in ("parts", ".parquet"):
+            raise UserError(f"--{name}: not with Parquet; use --out FILE.csv, or leave --out out")
+    return kind
+
+
+# ---- one file, or text -----------------------------------------------------------------------------------------------
+
+
+def predict_to_file(command: Predict, kind: str) -> PredictionTable:
+    accelerator = make_accelerator(command.device)
+    if accelerator.num_processes > 1:
+        raise UserError("several processes write one Parquet file per chunk: name a folder or a URL as --out")
+    if kind == ".parquet":
+        return predict_to_parquet(command)
+    out = None if command.out is None else Path(command.out)
+    prepare_output(out)
+    check_replaceable(out)
+    stream = Predicted(command, accelerator.device)
+    if out is None:
+        text = io.StringIO()
+        write_lines(text, kind, stream.columns, stream.lines())
+        return stream.table(text.getvalue())
+
+    def write_partial(partial: Path) -> None:
+        with partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            write_lines(file, kind, stream.columns, stream.lines())
+
+    write_or_explain(out, write_partial)
+    return stream.table("")
+
+
+def write_or_explain(out: Path, write_partial: Callable[[Path], object]) -> None:
+    try:
+        replace_durably(out, write_partial)
+    except UserError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        reason = error.__cause__.strerror or error.__cause__
+        raise UserError(f"{out}: cannot be written ({reason})") from error
+
+
+class Predicted:
+    """Predictions of the images of a command, one after the other; what could not be read is reported and counted."""
+
+    def __init__(self, command: Predict, device: torch.device):
+        apply_saved = (
+            command.intervention and command.mask is None
+        )  # a mask replaces the sight, and interventions on it
+        self.command, self.model = command, open_run(command.run, str(device), intervention=apply_saved).model
+        method = self.model.method
+        if command.overlay is not None and (method.sees_everything or not method.blind):
+            raise UserError("--overlay: this method sees the whole image, so there is nothing to draw; leave it out")
+        self.items = list_items(command.images)
+        paths = [Path(item.key) for item in self.items]
+        self.names = overlay_names(paths, [Path(given) for given in command.images])
+        self.columns = ["image", "predicted", *(f"p_{name}" for name in self.model.classes)]
+        self.unreadable, self.unseen = 0, []
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        chunks = Chunks(self.items, max(1, len(self.items)))
+        preprocess, settings = Preprocess.of(self.model.expects), self.command
+        stream = decoded_batches(chunks, preprocess, batch=settings.batch, workers=few_workers(settings, self.items))
+        for _, start, decoded in stream:
+            readable = [start + k for k, error in enumerate(decoded.errors) if error is None]
+            for error in filter(None, decoded.errors):
+                print(f"sightline: {error}", file=sys.stderr)
+            self.unreadable += len(decoded.errors) - len(readable)
+            if readable:
+                yield from self.predict_batch(readable, decoded.images)
+
+    def predict_batch(self, readable: list[int], images: Tensor) -> Iterator[dict[str, Any]]:
+        model, command = self.model, self.command
+        prediction = judge_with_mask(model, images, [self.items[i] for i in readable], command.mask)
+        for i, probabilities in zip(readable, prediction.probabilities.cpu().tolist(), strict=True):
+            predicted = model.classes[max(range(len(probabilities)), key=probabilities.__getitem__)]
+            yield dict(zip(self.columns, [self.items[i].key, predicted, *probabilities], strict=True))
         seen = prediction.sight.visible(model.expects.size).flatten(1).any(dim=1).tolist()
-        unseen += [paths[i] for i, is_seen in zip(images, seen, strict=True) if not is_seen]
+        self.unseen += [self.items[i].key for i, is_seen in zip(readable, seen, strict=True) if not is_seen]
         if command.overlay is not None:
-            tensors = torch.stack([to_tensor(image, model.expects) for image in images.values()]).to(device)
-            draw_overlays(command.overlay, [names[i] for i in images], tensors, prediction.sight)
-    as_json = command.out is not None and command.out.suffix == ".json"
-    text = json.dumps(lines, indent=1, ensure_ascii=False) + "\n" if as_json else as_csv(columns, lines)
-    return PredictionTable(text, len(paths), len(paths) - len(lines), tuple(unseen))
+            floats = images.to(prediction.logits.device).float() / 255
+            draw_overlays(command.overlay, [self.names[i] for i in readable], floats, prediction.sight)
+
+    def table(self, text: str) -> PredictionTable:
+        return PredictionTable(text, len(self.items), self.unreadable, tuple(self.unseen))
+
+
+def few_workers(command: Predict, items: Sequence[Item]) -> int:
+    """Processes are not worth their start for a batch or two."""
+    return command.workers if len(items) > 2 * command.batch else 0
+
+
+def judge_with_mask(model: Model, images: Tensor, items: Sequence[Item], mask: Path | None) -> Prediction:
+    if mask is None:
+        return judge(model, images).prediction
+    return model.predict([read_item(item) for item in items], mask)
+
+
+def write_lines(file: TextIO, kind: str, columns: Sequence[str], lines: Iterator[dict[str, Any]]) -> None:
+    if kind != ".json":
+        writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return
+    separator = "[\n"
+    for line in lines:
+        file.write(separator + " " + json.dumps(line, indent=1, ensure_ascii=False).replace("\n", "\n "))
+        separator = ",\n"
+    file.write("[]\n" if separator == "[\n" else "\n]\n")
+
+
+def predict_to_parquet(command: Predict) -> PredictionTable:
+    """One file with a row group per chunk. It is computed anew each time; a folder can be continued."""
+    out = Path(str(command.out))
+    pyarrow_needed(f"--out {out}")
+    import pyarrow.parquet as pq
+
+    prepare_output(out)
+    check_replaceable(out)
+    accelerator = make_accelerator(command.device)
+    opened = open_run(command.run, str(accelerator.device), intervention=command.intervention)
+    items = list_items(command.images)
+    settings = {"batch": command.batch, "workers": command.workers}
+    score = scorer_maker(opened, accelerator, kind=command.kind, distance=command.distance, **settings)(opened.model)
+    facts, counts = plan_facts(command, opened, items), []
+    constants = {name: facts[name] for name in ("weights", "intervention")}
+    metadata = {METADATA: json.dumps(facts | score.notes, ensure_ascii=False).encode()}
+
+    def write_partial(partial: Path) -> None:
+        writer = None
+        for _, table in tables_of(Chunks(items, command.chunk), score, constants, **settings):
+            named = table.replace_schema_metadata(metadata)
+            writer = writer or pq.ParquetWriter(partial, named.schema, compression="zstd", write_page_checksum=True)
+            writer.write_table(named)
+            counts.append(summary_of(table))
+        assert writer is not None, "there is at least one image"
+        writer.close()
+
+    write_or_explain(out, write_partial)
+    unseen = [item.key for item in items[: sum(one.unseen for one in counts)]]
+    return PredictionTable("", len(items), sum(one.unreadable for one in counts), tuple(unseen))
 
 
 def check_replaceable(path: Path | None) -> None:
@@ -70,24 +221,21 @@ def check_replaceable(path: Path | None) -> None:
     if path is None or not path.is_file() or not path.stat().st_size:
         return
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = json.load(file) if path.suffix == ".json" else [next(csv.reader(file), [])]
-        known = not lines or "predicted" in lines[0]
+        if path.suffix.lower() == ".parquet":
+            import pyarrow.parquet as pq
+
+            known = METADATA in (pq.read_schema(path).metadata or {})
+        else:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                lines = json.load(file) if path.suffix == ".json" else [next(csv.reader(file), [])]
+            known = not lines or "predicted" in lines[0]
     except (OSError, ValueError, LookupError, TypeError, csv.Error):
         known = False
     if not known:
         raise UserError(f"{path}: exists, and holds no predictions of `sightline predict`; choose another --out")
 
 
-def read_readable(paths: Sequence[Path], which: Sequence[int]) -> dict[int, Image.Image]:
-    """Damaged images are reported and skipped."""
-    images = {}
-    for i in which:
-        try:
-            images[i] = read_image(paths[i])
-        except UserError as error:
-            print(f"sightline: {error}", file=sys.stderr)
-    return images
+# ---- overlays --------------------------------------------------------------------------------------------------------
 
 
 def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
@@ -106,7 +254,7 @@ def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
     return names
 
 
-def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sight: Sight) -> None:
+def draw_overlays(folder: Path, names: Sequence[Path], images: Tensor, sight: Sight) -> None:
     for name, image in zip(names, to_pil_images(grey_out_hidden(images, sight)), strict=True):
         make_folder((folder / name).parent)
         try:
@@ -119,13 +267,13 @@ def draw_overlays(folder: Path, names: Sequence[Path], images: torch.Tensor, sig
 
 
 def run_command(command: Predict) -> int:
-    prepare_output(command.out)
-    check_replaceable(command.out)
+    if kind_of_output(command) == "parts":
+        summary = write_result(command, make_accelerator(command.device), distance=command.distance)
+        return report("Predictions", str(command.out), summary) if is_main_process() else 0
     table = predict(command)
     if command.out is None:
         sys.stdout.write(table.text)
     else:
-        write(command.out, table.text)
         print(f"Predictions: {command.out}")
     if table.unseen:
         count, first = counted(len(table.unseen)), table.unseen[0]

@@ -4,11 +4,12 @@ from .app import App
 from .attentive import Aim, Ep
 from .auditing import Audit
 from .backbones import Backbones, Import, Pretrain
+from .batch import Embed, Predict, ToParts
 from .data import BUILDS, CONVERTIBLE, Build, Check, Convert, Data, Toy
 from .exporting import Export, Push
 from .intervening import Intervene
 from .matrix import Matrix
-from .measuring import Compare, Demo, Evaluate, Localize, Predict, Shape, Verify
+from .measuring import Compare, Demo, Evaluate, Localize, Shape, Verify
 from .methods import (
     A2,
     S2,
@@ -34,9 +35,9 @@ from .zeroshot import A2Zs, Ttr, Zs
 
 __all__ = [
     "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "Aim", "App", "Audit", "Backbones", "Build",
-    "CentreCrop", "Check", "Compare", "Convert", "Coral", "Cvar", "Data", "Demo", "Dfr", "EarlyMask", "Ep", "Erm",
-    "Evaluate", "Export", "George", "Gradmask", "Groupdro", "Ifam", "Import", "Intervene", "Irm", "Jtt",
+    "CentreCrop", "Check", "Compare", "Convert", "Coral", "Cvar", "Data", "Demo", "Dfr", "EarlyMask", "Embed", "Ep",
+    "Erm", "Evaluate", "Export", "George", "Gradmask", "Groupdro", "Ifam", "Import", "Intervene", "Irm", "Jtt",
     "LateMask", "Lff", "Localize", "Loop", "Masktune", "Matrix", "Pdiscoformer", "Predict", "Pretrain", "Probe",
-    "Push", "RandomCrop", "Robustvit", "Rrr", "Shape", "Shaping", "Stress", "Strips", "Suite", "Toy", "Train",
-    "Ttr", "Verify", "Zs",
+    "Push", "RandomCrop", "Robustvit", "Rrr", "Shape", "Shaping", "Stress", "Strips", "Suite", "ToParts", "Toy",
+    "Train", "Ttr", "Verify", "Zs",
 ]  # fmt: skip

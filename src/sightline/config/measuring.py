@@ -112,29 +112,6 @@ class Shape(Evaluate):
 
 
 @dataclass(frozen=True)
-class Predict(Checked):
-    """Predict the classes of images without labels."""
-
-    run: Positional[Path]
-    """Run folder."""
-    images: Positional[tuple[Path, ...]]
-    """Images, folders of images, or a CSV file with a column image; of a folder with rows.csv, the rows listed
-    there."""
-    out: Path | None = None
-    """Output file, .csv or .json. Default: CSV on standard output."""
-    overlay: Path | None = None
-    """Folder for images of the sight, for methods that do not see everything."""
-    intervention: bool = True
-    """Apply the intervention saved with the run, if any."""
-    mask: Path | None = None
-    """For a single image: a mask, bright where the model may look, in place of its own sight."""
-    batch: Count = 64
-    """Images per batch."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; `auto` takes the GPU if there is one."""
-
-
-@dataclass(frozen=True)
 class Compare(Checked):
     """Compare runs on the same images, pairwise; runs that differ only in their seed count as one method."""
 
