@@ -63,21 +63,12 @@ def test_all_kinds_of_input_give_the_same_images(folder, tmp_path):
     (tmp_path / "shards").mkdir()
     for k in range(2):
         write_tar(tmp_path / "shards" / f"s-{k:03d}.tar", dict(halves[3 * k : 3 * k + 3]))
-    inputs = [
-        "list.csv",
-        "paths.parquet",
-        "bytes.parquet",
-        "structs.parquet",
-        "all.tar",
-        "shards",
-        "shards/s-{000..001}.tar",
-    ]
     assert len(expected) == 5
-    for name in inputs:
+    tables = ("list.csv", "paths.parquet", "bytes.parquet", "structs.parquet")
+    for name in (*tables, "all.tar", "shards", "shards/s-{000..001}.tar"):
         assert colours([tmp_path / name]) == expected, name
-    assert [item.key for item in list_items([tmp_path / "all.tar"])] == [
-        f"{tmp_path}/all.tar/{name}" for name in ordered
-    ]
+    keys = [item.key for item in list_items([tmp_path / "all.tar"])]
+    assert keys == [f"{tmp_path}/all.tar/{name}" for name in ordered]
     assert list_items([tmp_path / "bytes.parquet"])[3].key == f"{tmp_path}/bytes.parquet#3"
 
 
