@@ -133,7 +133,7 @@ def test_a_run_with_true_masks_can_be_loaded(toy, tmp_path, kind, code, word):
 def test_without_masks_the_error_says_what_is_needed(toy, without_masks, tmp_path):
     with pytest.raises(UserError, match="has no masks; give a mask column, or --masks FOLDER"):
         train(small(without_masks, tmp_path / "run"))
-    folder = train(small(toy, tmp_path / "run"))
+    folder = train(small(toy, tmp_path / "with-masks"))
     code, _, err = typed("evaluate", folder, without_masks, *QUICK)
     assert (code, "has no masks" in err) == (2, True), err
     code, _, err = typed("predict", folder, toy / "test", "--device", "cpu")
