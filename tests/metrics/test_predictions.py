@@ -45,7 +45,7 @@ def test_predictions_round_trip_through_csv_with_awkward_names(tmp_path):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6), min_size=2, unique=True))
 def test_any_names_round_trip(tmp_path_factory, names):
-    path = tmp_path_factory.mktemp("answers") / "predictions.csv"
+    path = tmp_path_factory.mktemp("predictions") / "predictions.csv"
     labels = np.arange(len(names))
     predictions = answered(labels, labels > 0, tuple(names), labels, tuple(names), split=names[0])
     predictions.save_csv(path)
@@ -104,7 +104,7 @@ def test_a_file_from_a_spreadsheet_is_read(tmp_path):
         ["a.jpg"],
         ("cat", "dog"),
         None,
-        "answers",
+        "predictions",
     )
 
 
