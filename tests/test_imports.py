@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "errors": "",
     "config": "errors",
-    "console": "errors",
-    "vit": "errors config",
+    "console": "errors config",
+    "vit": "errors config console",
     "data": "errors config console vit",
     "datasets": "errors config console data",
     "sight": "errors data",

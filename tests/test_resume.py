@@ -248,8 +248,12 @@ def test_missing_images_are_reported_before_training(toy, tmp_path, split, conte
 
 def test_a_run_is_not_resumed_with_other_settings(toy, tmp_path):
     train(small(toy, tmp_path / "run", epochs=1))
-    with pytest.raises(UserError, match="contains a run; continue it with --resume"):
+    with pytest.raises(UserError, match="contains a finished run with the same settings; continue it with --resume"):
         train(small(toy, tmp_path / "run", epochs=1))
+    with pytest.raises(
+        UserError, match=r"contains a run with other settings \(epochs: 1 then, 2 now\); choose another"
+    ):
+        train(small(toy, tmp_path / "run", epochs=2))
     with pytest.raises(UserError, match=r"began with other settings \(epochs: 1 then, 2 now\)"):
         train(small(toy, tmp_path / "run", epochs=2, resume=True))
 

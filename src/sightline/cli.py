@@ -20,6 +20,7 @@ import tyro
 from . import config
 from .config.flags import flag_names
 from .config.limits import raising_afterwards
+from .console.files import guarding
 from .console.terminal import fail
 from .errors import UserError
 from .methods import trainable_methods
@@ -73,7 +74,8 @@ def main() -> None:
     name = ""
     try:
         name, command = parse(sys.argv[1:])
-        code = importlib.import_module(f".{COMMANDS[name].module}", __package__).run_command(command)
+        with guarding(command):
+            code = importlib.import_module(f".{COMMANDS[name].module}", __package__).run_command(command)
         atexit.register(leave_process_group)
         sys.exit(code)
     except UserError as error:

@@ -16,7 +16,7 @@ from .errors import UserError
 from .metrics.comparison import Comparison, compare
 from .metrics.estimates import read_metrics
 from .metrics.predictions import Predictions
-from .training.run_folder import NEUTRAL, Run, read_run, train_counts
+from .training.run_folder import NEUTRAL, Run, check_results, read_run, train_counts
 
 
 def run_command(command: Compare) -> int:
@@ -148,4 +148,6 @@ def predictions_of(run: Run, split: str) -> Predictions:
     path = run.folder / "predictions" / f"{split}.csv"
     if not path.exists():
         raise UserError(f"{path}: no such file; make it with `sightline evaluate {run.folder} --split {split}`")
-    return Predictions.load_csv(path, split=split, group_names=tuple(run.facts["data"]["group_names"]))
+    predictions = Predictions.load_csv(path, split=split, group_names=tuple(run.facts["data"]["group_names"]))
+    check_results(run, run.folder)
+    return predictions

@@ -9,6 +9,7 @@ import torch
 
 from .compare import run_command as compare
 from .config import A2, Compare, Demo, EarlyMask, Erm, Ifam, Probe, Train
+from .console.files import save_image, write
 from .data.drawing import grey_out_hidden, image_grid, tint_parts
 from .datasets.toy import write_toy
 from .datasets.toy_images import make_toy
@@ -77,8 +78,7 @@ def remove_earlier_demo(folder: Path) -> None:
         if not (folder / MARKER).is_file():
             raise UserError(f"{folder}: exists and was not made by the demo; choose another --out")
         shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    (folder / MARKER).write_text("Made by `sightline demo`, which may remove this folder.\n")
+    write(folder / MARKER, "Made by `sightline demo`, which may remove this folder.\n")
 
 
 def train_and_print(title: str, config: Train) -> Path:
@@ -114,7 +114,7 @@ def prove(command: Demo) -> int:
     torch.manual_seed(command.seed)
     title = "Late masking, untrained: see the whole image, then pool only the bird's patches."
     verdicts.append(verify_and_print(command, "late", title, LateMaskedViT(vit, 2), images, patches))
-    image_grid({caption: row[:8] for caption, row in shown.items()}).save(command.out / "sight.png")
+    save_image(command.out / "sight.png", image_grid({caption: row[:8] for caption, row in shown.items()}))
     print(f"\nRuns, certificates and a figure (sight.png): {command.out}")
     return int(verdicts != [*["blind"] * len(captions), "leaks"])
 

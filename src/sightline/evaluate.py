@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .config import Evaluate, Suite
-from .console.files import write_json
+from .console.checksums import write_json_with_checksum
 from .console.terminal import counted, is_main_process, print_notes
 from .data.rows import Rows
 from .datasets.imagenet import IMAGENET9_CLASSES, imagenet_classes, imagenet_to_imagenet9
@@ -31,7 +31,7 @@ from .metrics.cost import Cost, measure_cost_on_rows
 from .metrics.estimates import Metrics, read_metrics
 from .metrics.inference import predict_rows
 from .metrics.predictions import Predictions
-from .training.run_folder import Run, read_run
+from .training.run_folder import Run, digests_of, of_these_weights, read_run
 
 SELECTION_METRICS = {
     "balanced": "class-balanced {} accuracy", "accuracy": "{} accuracy", "worst-group": "{} worst-group accuracy",
@@ -61,7 +61,8 @@ def evaluate(command: Evaluate) -> Path:
         content["splits"][command.split] = measure(predictions, model.run).to_dict()
         cost = measure_cost_on_rows(model.method, rows, indices, model.expects, accelerator.device)
         content["cost"] = content.get("cost", {}) | {command.split: asdict(cost)}
-        write_json(folder / "metrics.json", content)
+        content |= digests_of(model.run, folder) | {"copies": model.run.facts.get("copies", "") if data.own else ""}
+        write_json_with_checksum(folder / "metrics.json", content)
     accelerator.wait_for_everyone()
     return folder
 
@@ -79,7 +80,8 @@ def earlier_metrics(folder: Path, run: Run, data: EvaluationData) -> dict[str, A
     before = read_metrics(path) if path.exists() else {"splits": {}}
     check_same_data(path, before.get("data", {}).get("fingerprint", data.fingerprint), data)
     intervention = run.facts.get("intervention")
-    before = before if same_intervention(before.get("intervention"), intervention) else {"splits": {}}
+    same = same_intervention(before.get("intervention"), intervention) and of_these_weights(before, run)
+    before = before if same else {"splits": {}}
     return before | content | ({"intervention": intervention} if intervention else {})
 
 
@@ -150,7 +152,8 @@ def show_metrics(folder: Path, split: str) -> None:
     if about["own"] and content.get("selected_by") is not None and shown == content["selected_on"]:
         notes.append("the checkpoint was selected on these images: expect lower accuracy on new ones")
     print_notes(console, (*notes, *about["notes"], *metrics.warnings))
-    console.print(f"[bold]{escape(metrics.headline())}[/] {selection_sentence(content)}", soft_wrap=True)
+    leak = f" {copies}." if shown == "test" and (copies := content.get("copies")) else ""
+    console.print(f"[bold]{escape(metrics.headline())}{leak}[/] {selection_sentence(content)}", soft_wrap=True)
     if shown in content.get("cost", {}):
         console.print(Cost(**content["cost"][shown]).sentence, soft_wrap=True)
 

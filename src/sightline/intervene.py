@@ -11,7 +11,8 @@ from accelerate import Accelerator
 from torch import nn
 
 from .config import Evaluate, Intervene
-from .console.files import make_folder, write_json
+from .console.checksums import remove_with_checksum
+from .console.files import make_folder, save_image, write_json
 from .console.terminal import is_main_process, print_notes
 from .data.batches import Batches
 from .data.images import Preprocess, decode
@@ -108,7 +109,7 @@ class InterventionSession:
         if self.before is not None:  # part names, which stay
             return self._save(self.before)
         if self.accelerator.is_main_process:
-            (self.model.run.folder / FILE).unlink(missing_ok=True)
+            remove_with_checksum(self.model.run.folder / FILE)
         self.accelerator.wait_for_everyone()
         return None
 
@@ -204,7 +205,7 @@ class InterventionSession:
         samples = [decode(rows, int(i), Preprocess.of(self.model.expects)).image for i in indices]
         images = torch.stack(samples).to(self.accelerator.device).float() / 255
         for name, page in strips(self.method, images, found).items():
-            page.save(self.model.run.folder / SEARCH_FILE.parent / f"{name}.png")
+            save_image(self.model.run.folder / SEARCH_FILE.parent / f"{name}.png", page)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from .metrics.groups import evaluate
 from .metrics.predictions import Predictions
 from .sight import Sight
 from .training.distributed import make_accelerator
-from .training.run_folder import Run, read_run, train_counts
+from .training.run_folder import Run, check_same_content, has_same_content, read_run, train_counts
 
 if TYPE_CHECKING:
     from .report.notebook import ImagePredictions
@@ -228,17 +228,20 @@ def evaluation_data(command: Evaluate, run: Run) -> EvaluationData:
                 f"{path}: the data have changed since this run was trained (fingerprint {found[:12]} instead of "
                 f"{data['fingerprint'][:12]}); restore them, or evaluate on them as other data: {command.run} {path}"
             )
+        check_same_content(run, rows)
         return EvaluationData(rows, path, found, own=True)
     if command.layout in (None, data["layout"]):
         try:
             rows = read_rows(command.data, layout=data["layout"], seed=seed)
         except UserError:
             rows = None  # other data
-        if rows is not None and fingerprint(rows) == data["fingerprint"]:
+        if rows is not None and fingerprint(rows) == data["fingerprint"] and has_same_content(run, rows):
             return EvaluationData(rows, command.data, data["fingerprint"], own=True)
     rows = read_rows(command.data, layout=command.layout, seed=seed, all_test=True)
     found = fingerprint(rows)
-    if found == data["fingerprint"]:  # the same data under another name, such as metashift-animals:0
+    if found == data["fingerprint"] and has_same_content(
+        run, rows
+    ):  # the same data under another name, such as metashift-animals:0
         return EvaluationData(rows, command.data, found, own=True)
     if command.data.resolve() == Path(data["path"]).resolve():
         note = "the run's data, but changed since: some of these images may have been used in training"

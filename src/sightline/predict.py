@@ -25,7 +25,8 @@ from .batch.remote import is_url
 from .batch.scoring import judge, open_run, scorer_maker
 from .batch.sources import Item, list_items, read_item
 from .config import Predict
-from .console.files import make_folder, prepare_output, replace_durably
+from .config.flags import PREDICTIONS
+from .console.files import claim, inside, prepare_output, refuse_foreign, replace_durably, save_image
 from .console.terminal import counted, fail, is_main_process
 from .data.drawing import grey_out_hidden, to_pil_images
 from .data.images import Preprocess
@@ -90,7 +91,8 @@ def predict_to_file(command: Predict, kind: str) -> PredictionTable:
         return predict_to_parquet(command)
     out = None if command.out is None else Path(command.out)
     prepare_output(out)
-    check_replaceable(out)
+    if out is not None:
+        refuse_foreign(out, PREDICTIONS)
     stream = Predicted(command, accelerator.device)
     if out is None:
         text = io.StringIO()
@@ -129,6 +131,8 @@ class Predicted:
         self.items = list_items(command.images)
         paths = [Path(item.key) for item in self.items]
         self.names = overlay_names(paths, [Path(given) for given in command.images])
+        if command.overlay is not None:
+            claim(command.overlay, self.names)
         self.columns = ["image", "predicted", *(f"p_{name}" for name in self.model.classes)]
         self.unreadable, self.unseen = 0, []
 
@@ -191,7 +195,7 @@ def predict_to_parquet(command: Predict) -> PredictionTable:
     import pyarrow.parquet as pq
 
     prepare_output(out)
-    check_replaceable(out)
+    refuse_foreign(out, PREDICTIONS)
     accelerator = make_accelerator(command.device)
     opened = open_run(command.run, str(accelerator.device), intervention=command.intervention)
     items = list_items(command.images)
@@ -216,25 +220,6 @@ def predict_to_parquet(command: Predict) -> PredictionTable:
     return PredictionTable("", len(items), sum(one.unreadable for one in counts), tuple(unseen))
 
 
-def check_replaceable(path: Path | None) -> None:
-    """Only earlier predictions are overwritten: a typing error must not cost somebody's table."""
-    if path is None or not path.is_file() or not path.stat().st_size:
-        return
-    try:
-        if path.suffix.lower() == ".parquet":
-            import pyarrow.parquet as pq
-
-            known = METADATA in (pq.read_schema(path).metadata or {})
-        else:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                lines = json.load(file) if path.suffix == ".json" else [next(csv.reader(file), [])]
-            known = not lines or "predicted" in lines[0]
-    except (OSError, ValueError, LookupError, TypeError, csv.Error):
-        known = False
-    if not known:
-        raise UserError(f"{path}: exists, and holds no predictions of `sightline predict`; choose another --out")
-
-
 # ---- overlays --------------------------------------------------------------------------------------------------------
 
 
@@ -244,7 +229,8 @@ def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
     folders = [path.parent if path.suffix.lower() == ".csv" else path for path in given]
     for path in paths:
         folder = next((f for f in folders if f.is_dir() and path.is_relative_to(f)), path.parent)
-        stem = path.relative_to(folder).with_suffix("")
+        parts = [part for part in path.relative_to(folder).with_suffix("").parts if part != ".."]
+        stem = Path(*parts)  # inside the folder, also for images that are beside their table
         name, number = stem, 1
         while str(name).lower() in taken:
             number += 1
@@ -256,11 +242,7 @@ def overlay_names(paths: Sequence[Path], given: Sequence[Path]) -> list[Path]:
 
 def draw_overlays(folder: Path, names: Sequence[Path], images: Tensor, sight: Sight) -> None:
     for name, image in zip(names, to_pil_images(grey_out_hidden(images, sight)), strict=True):
-        make_folder((folder / name).parent)
-        try:
-            image.save(folder / name)
-        except OSError as error:
-            raise UserError(f"{folder / name}: cannot be written ({error.strerror or error})") from error
+        save_image(inside(folder, name), image, sync=False)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

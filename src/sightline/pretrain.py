@@ -24,7 +24,7 @@ from .train import begin_together, fit
 from .training.checks import check_even_split, raise_first
 from .training.distributed import deterministic, make_accelerator
 from .training.progress import pretraining_metrics
-from .training.run_folder import read_run
+from .training.run_folder import read_run, run_ending
 from .training.trainable import TrainContext
 from .vit.backbones import sightline_vit_config
 from .vit.model import ViT
@@ -35,7 +35,7 @@ def pretrain(config: Pretrain) -> Path:
     """Pretrain a backbone; returns the run folder, with the teacher's weights in backbone.safetensors."""
     config = replace(config, cache=config.cache or config.folder / "cache")
     rows = read_pretraining_rows(config.data, layout=config.layout, seed=config.split_seed)
-    with deterministic(config.deterministic):
+    with deterministic(config.deterministic), run_ending(config.folder):
         accelerator = make_accelerator(config.device, config.precision)
         validate_config(config, rows, accelerator.num_processes)
         run = begin_together(config, rows, accelerator)

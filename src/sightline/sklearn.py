@@ -7,7 +7,6 @@ classifier.model_.predict(others[0]).sight.show()
 
 from __future__ import annotations
 
-import csv
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -20,6 +19,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils.validation import check_is_fitted
 
+from .console.files import as_csv, save_image, write
 from .errors import UserError
 
 BATCH = 64
@@ -181,16 +181,13 @@ def as_file(image: Any, path: Path) -> str:
         return str(Path(image).expanduser().resolve())
     if isinstance(image, np.ndarray) and image.dtype == bool:
         image = 255 * image.astype(np.uint8)
-    path.parent.mkdir(exist_ok=True)
-    open_image(image).save(path)
+    save_image(path, open_image(image), sync=False)
     return str(path.resolve())
 
 
 def write_rows(path: Path, columns: Mapping[str, Sequence[str]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(columns)
-        rows.writerows(zip(*columns.values(), strict=True))
+    names = list(columns)
+    write(path, as_csv(names, [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]))
 
 
 def best_device() -> str:

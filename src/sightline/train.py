@@ -11,7 +11,6 @@ not on the number of processes, not on interruptions. So a resumed run ends with
 from __future__ import annotations
 
 import copy
-import json
 import math
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
@@ -25,7 +24,7 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
 from .config import Loop, Train
-from .console.files import save_text
+from .console.checksums import write_json_with_checksum
 from .console.terminal import is_main_process
 from .data.rows import Rows, carve_validation, read_rows
 from .errors import UserError
@@ -35,10 +34,10 @@ from .metrics.inference import predict_batches
 from .sight import Method
 from .training.batches import class_log_prior, positions_in_epoch, split_batches, training_batches, training_view
 from .training.checkpoint import CheckpointTimer, load_tensors, pack, save_tensors, unpack
-from .training.checks import check_files_exist, check_processes, suggesting_check, validate_config
+from .training.checks import check_copies, check_files_exist, check_processes, suggesting_check, validate_config
 from .training.distributed import deterministic, make_accelerator
 from .training.progress import Progress, Speed, now, stopping_between_steps
-from .training.run_folder import Run, begin_run, read_run, train_counts
+from .training.run_folder import RESUME, Run, begin_run, digests_of, read_run, run_ending, train_counts
 from .training.schedule import base_lr, cosine_decay, make_optimizer, set_learning_rate, update_ema, warmup_factor
 from .training.state import LoopPosition, TrainState
 from .training.trackers import tensorboard_logger
@@ -53,7 +52,7 @@ def train(config: Train) -> Path:
     rows = read_rows(config.data, layout=config.layout, seed=config.split_seed)
     validate_config(config, rows)
     used = carve_validation(rows, seed=config.split_seed) if config.select_on == "train-split" else rows
-    with deterministic(config.deterministic), suggesting_check(config, rows):
+    with deterministic(config.deterministic), suggesting_check(config, rows), run_ending(config.folder):
         accelerator = make_accelerator(config.device, config.precision)
         check_processes(config, rows, accelerator.num_processes)
         run = begin_together(config, rows, accelerator)
@@ -73,8 +72,9 @@ def begin_together(config: Train, rows: Rows, accelerator: Accelerator) -> Run:
     if accelerator.is_main_process:
         try:
             check_files_exist(rows)
+            copies = check_copies(config, rows)
             run = begin_run(config, rows)
-            run.note(processes=accelerator.num_processes, device=str(accelerator.device))
+            run.note(copies=copies, processes=accelerator.num_processes, device=str(accelerator.device))
         except UserError as error:
             problem = str(error)
     (problem,) = broadcast_object_list([problem])
@@ -98,7 +98,8 @@ def final_evaluation(model: Method, context: TrainContext, config: Train) -> Non
     if main:
         rule = context.run.facts["selection"]
         content = {"selected_by": rule["metric"], "selected_on": rule["on"], "splits": metrics}
-        save_text(context.run.folder / "metrics.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        content |= digests_of(context.run, context.run.folder) | {"copies": context.run.facts.get("copies", "")}
+        write_json_with_checksum(context.run.folder / "metrics.json", content, remedy=RESUME)
         context.run.note(state="finished")
     context.accelerator.wait_for_everyone()
 
@@ -136,7 +137,7 @@ def set_up(model: Trainable, context: TrainContext, config: Loop, to_close: Exit
     model.to(accelerator.device).class_log_prior = class_log_prior(context, config)
     ema = copy.deepcopy(model).eval().requires_grad_(False) if config.ema else None
     optimizer = make_optimizer(model, config, batches, accelerator.device)
-    position = resume_state(context.run, model, optimizer, ema, accelerator)
+    position = resume_state(context.run, model, optimizer, ema, accelerator, config.resume)
     if config.compile:
         compile_blocks(model)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
@@ -258,7 +259,9 @@ def save(state: TrainState) -> None:
     save_best(state)
     if accelerator.is_main_process:
         optimizer = getattr(state.optimizer, "optimizer", state.optimizer)
-        save_tensors(state.context.run.last, pack(state.model, optimizer, state.ema), state.position.stored(sums))
+        save_tensors(
+            state.context.run.last, pack(state.model, optimizer, state.ema), state.position.stored(sums), RESUME
+        )
 
 
 def save_best(state: TrainState) -> None:
@@ -268,14 +271,14 @@ def save_best(state: TrainState) -> None:
     if position.unsaved:
         facts = {"epoch": position.best_epoch, "score": position.best, "metric": state.config.select}
         facts["on"] = state.config.select_on
-        save_tensors(state.context.run.best, position.unsaved, facts)
+        save_tensors(state.context.run.best, position.unsaved, facts, RESUME)
         position.unsaved = {}
 
 
-def resume_state(run: Run, model, optimizer, ema, accelerator: Accelerator) -> LoopPosition:
-    """Load the last checkpoint, if there is one; returns the position to start from."""
+def resume_state(run: Run, model, optimizer, ema, accelerator: Accelerator, resume: bool) -> LoopPosition:
+    """Load the last checkpoint, if the run is resumed and there is one; returns the position to start from."""
     position, device, main = LoopPosition(), accelerator.device, accelerator.is_main_process
-    if run.last.exists():
+    if resume and run.last.exists():
         tensors, facts = load_tensors(run.last)
         unpack({name: tensor.to(device) for name, tensor in tensors.items()}, model, optimizer, ema)
         # The stored sums are over all processes; the main process continues them.

@@ -112,7 +112,7 @@ def test_an_interrupted_build_leaves_no_dataset_and_continues_where_it_stopped(o
     assert not options.out.exists()
     partial = tmp_path / "set.partial"
     assert len(list((partial / "images").rglob("*.jpg"))) == 7
-    next(partial.rglob("*.jpg")).with_suffix(".jpg.4711").write_bytes(b"half an image")
+    next(partial.rglob("*.jpg")).with_suffix(".jpg.host-4711-0.partial").write_bytes(b"half an image")
     with monkeypatch.context() as patch:
         stop_after(patch, len(rows_of(whole)) - 7, AssertionError("made again what was there"))
         build("displaced", options)

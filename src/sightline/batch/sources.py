@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from PIL import Image
 
+from ..console.files import protect
 from ..data.formats import SUFFIXES, is_image
 from ..data.images import find_images, open_file, read_image
 from ..errors import UserError
@@ -38,6 +39,7 @@ def list_items(inputs: Iterable[str | Path]) -> list[Item]:
     items = [item for given in inputs for one in expand_braces(str(given)) for item in items_of(one)]
     if not items:
         raise UserError("no images given: name images, folders, tables, Parquet files or tar shards")
+    protect(lambda: (Path(item.place) for item in items), "an image")
     return items
 
 

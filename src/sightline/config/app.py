@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+from .flags import Writes
 from .limits import Checked, Count, Within
 
 
@@ -33,5 +34,5 @@ class App(Checked):
     """Images per batch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
-    cache: Path | None = None
+    cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images, such as the one used in training."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from .flags import SOFTWARE, Writes
 from .limits import Seed, Whole
 from .measuring import Evaluate
 
@@ -25,8 +26,8 @@ class Audit(Evaluate):
     """Fewer images for background swaps and distances; no test of the label information in the mask shape."""
     seed: Seed = 0
     """Random seed of the images shown and the backgrounds swapped."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes({"": (SOFTWARE,)})] = None
     """HTML file. Default: audit.html in the run (for --split val, audit-val.html), or in the results folder of other
     data or of the intervention."""
-    cache: Path | None = None
+    cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images, such as the one used in training."""

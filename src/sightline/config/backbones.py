@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, Suppress
 
+from .flags import RUN, Writes
 from .limits import Checked, Count, Fraction, NotNegative, Several, Side, Whole
 from .training import Loop
 
@@ -64,9 +65,9 @@ class Pretrain(Loop):
     """AdamW weight decay; the effective value is this divided by √(total steps)."""
     clip_grad: NotNegative = 3.0
     """Maximum gradient norm; 0 disables clipping."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes(RUN)] = None
     """Run folder. Default: runs/DATA-pretrain-ARCH-SEED."""
-    cache: Path | None = None
+    cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images. Default: in the run folder."""
 
     backbone: Suppress[str] = ""
@@ -74,6 +75,7 @@ class Pretrain(Loop):
     augment: Suppress[Literal["light"]] = "light"
     balance: Suppress[Literal["none"]] = "none"
     ema: Suppress[None] = None
+    allow_copies: Suppress[bool] = False
     patience: Suppress[None] = None
 
     method: ClassVar[str] = "pretrain"
@@ -95,7 +97,7 @@ class Import(Checked):
     """Checkpoint: .pth, .pt or .safetensors."""
     data: Positional[Path]
     """Dataset of the checkpoint, whose classes name its outputs."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes(RUN)] = None
     """Run folder. Default: runs/DATA-METHOD-BACKBONE-0."""
     layout: str | None = None
     """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, celeba, ...)."""

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
+from .flags import PREDICTIONS, Writes
 from .limits import Checked, Count, Processes
 
 
@@ -20,7 +21,7 @@ class ToParts(Checked):
     images: Annotated[Positional[tuple[str | Path, ...]], arg(metavar="INPUT …")]
     """Images, folders of images, tables (.csv, .parquet) with a column image, or tar shards; on the disk or by URL. Of
     a folder with rows.csv, the rows listed there; tar shards also as shard-{000..099}.tar."""
-    out: Annotated[str | Path | None, arg(metavar="PATH|URL")] = None
+    out: Annotated[str | Path | None, arg(metavar="PATH|URL"), Writes()] = None
     """Folder or URL: one Parquet file per chunk, continued if some are there."""
     shard: str | None = None
     """Only every n-th chunk, from the i-th on, as i/n with i from 0 (0/8, 1/8, …, 7/8), for n machines or jobs."""
@@ -44,12 +45,12 @@ class ToParts(Checked):
 class Predict(ToParts):
     """Predict the classes of images without labels, of a few or of millions."""
 
-    out: Annotated[str | Path | None, arg(metavar="PATH|URL")] = None
+    out: Annotated[str | Path | None, arg(metavar="PATH|URL"), PREDICTIONS] = None
     """A .csv, .json or .parquet file; or a folder or URL: one Parquet file per chunk, continued if some are there.
     Default: CSV on standard output."""
     distance: bool = True
     """In Parquet: also the distance to the training images; the first time it reads up to 2,048 of these."""
-    overlay: Path | None = None
+    overlay: Annotated[Path | None, Writes()] = None
     """Folder for images of the sight, for methods that do not see everything."""
     mask: Path | None = None
     """For a single image: a mask, bright where the model may look, in place of its own sight."""

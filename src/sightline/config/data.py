@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+from .flags import Writes
 from .limits import Checked, Count, Fraction, NotNegative, Processes, Seed, Side, Within
 
 
@@ -23,7 +24,7 @@ class Check(Checked):
     """Decode the images; --no-images is fast but finds less."""
     workers: Processes = 2
     """Data-loading processes."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes({"": ("findings", "counts")})] = None
     """JSON file for the findings."""
 
 
@@ -33,7 +34,7 @@ class Build(Checked):
 
     cub: Path
     """Birds: cub224.zip (packed or unpacked), CUB_200_2011 with its segmentations, or the folder of one of these."""
-    out: Path
+    out: Annotated[Path, Writes()]
     """Output folder."""
     scenes: Path | None = None
     """Backgrounds: scenes.zip (packed or unpacked), or any folder of folders of images."""
@@ -80,7 +81,7 @@ class Data(Build):
 class Toy(Checked):
     """Generate the toy dataset: storks and ducks whose background is correlated with the class."""
 
-    out: Positional[Path]
+    out: Annotated[Positional[Path], Writes()]
     """Output folder."""
     train: Count = 1200
     """Number of training images."""

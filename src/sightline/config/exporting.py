@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from tyro.conf import Positional
 
+from .flags import Writes
 from .limits import Checked, Count
+
+ONNX = {"model.onnx": ("sightline",), "model.json": ("weights_sha256",), "README.md": ("ightline",)}
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,7 @@ class Export(Checked):
 
     run: Positional[Path]
     """Run folder."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes(ONNX)] = None
     """Output folder. Default: RUN/onnx."""
     images: tuple[Path, ...] = ()
     """Images, or folders of images, for the comparison of ONNX with PyTorch. Default: some of the run's data."""

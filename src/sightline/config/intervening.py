@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
+from .flags import Writes
 from .limits import Checked, Count, InnerFraction, Processes, Seed, Whole
 
 
@@ -49,7 +50,7 @@ class Intervene(Checked):
     """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
-    cache: Path | None = None
+    cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images, such as the one used in training."""
 
     @property

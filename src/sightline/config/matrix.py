@@ -8,7 +8,10 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from .flags import SOFTWARE, Writes
 from .limits import Checked, Count, NotNegative, PositiveFraction, Processes, Seed, Side
+
+FIGURES = {"matrix.png": (SOFTWARE,), "scaling.png": (SOFTWARE,)}
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Matrix(Checked):
     crop-zero-shot:CLIP, fine-tune:BACKBONE (all weights, the rest hidden)."""
     collect: bool = False
     """Compute nothing: tabulate the finished cells in --out, those of --where and --what first."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes({"matrix.json": ("wheres", "whats")} | FIGURES)] = None
     """Folder for the table, the figure, and the predictions of every cell. Default: runs/DATA-matrix."""
     layout: str | None = None
     """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, imagenet9:mixed_rand, ...)."""
@@ -58,7 +61,7 @@ class Matrix(Checked):
     """Seed of the random train/val/test split, if the data define none."""
     workers: Processes = 2
     """Data-loading processes."""
-    cache: Path | None = None
+    cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images, sights and features. Default: cache, in --out."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""

@@ -9,7 +9,15 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import UserError
+from .flags import SOFTWARE, Writes
 from .limits import Checked, Count, Index, InnerFraction, Processes, Seed, Side
+
+PREDICTED = ("image", "label", "predicted")
+METRICS = {"metrics.json": ("splits",), "predictions/*.csv": PREDICTED}
+BACKBONES = {"backbones.json": ("backbones",), "backbones.csv": ("backbone",)}
+BACKBONES |= {f"{name}.png": (SOFTWARE,) for name in ("size", "shares", "layers", "attention")}
+LOCALIZATION = {"localization.json": ("splits",), "localization/*.csv": ("image",)} | BACKBONES
+SHAPE = {"shape/*.json": ("cells", "metrics"), "shape/*.csv": PREDICTED}
 
 FOR_RUNS = ("intervention", "published_keypoints", "per_map")
 FOR_BACKBONES = ("more_backbones", "layer", "heads", "ground_truth", "size", "limit", "figures")
@@ -35,9 +43,9 @@ class Evaluate(Checked):
     """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
-    cache: Path | None = None
+    cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images, such as the one used in training."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes(METRICS)] = None
     """Folder for metrics.json and the predictions per image. Default: the run, if these are its own data."""
 
 
@@ -53,7 +61,7 @@ class Localize(Evaluate):
     """For a run: data to evaluate on. Default: those it was trained on."""
     more_backbones: Annotated[Positional[tuple[Path, ...]], arg(metavar="[[BACKBONE …] DATA]")] = ()
     """Further backbones, then the data."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes(LOCALIZATION)] = None
     """Folder for localization.json (default: the run, if these are its own data); for backbones, for backbones.json,
     backbones.csv and figures (default: none)."""
     layer: tuple[Index, ...] | Literal["all"] = (-1,)
@@ -107,7 +115,7 @@ class Shape(Evaluate):
 
     split: Literal["val", "test"] = "test"
     """Split to evaluate on; the probe is fitted on train and tuned on val."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes(SHAPE)] = None
     """Folder for shape/SPLIT.json and .csv. Default: the run, if these are its own data."""
 
 
@@ -121,9 +129,9 @@ class Compare(Checked):
     """Split to compare on."""
     suite: Literal["imagenet-shift"] | None = None
     """Compare two runs on the test sets that `evaluate --suite` measured."""
-    class_changes: Path | None = None
+    class_changes: Annotated[Path | None, Writes({"": (SOFTWARE,)})] = None
     """For two runs: figure of the change in accuracy of every class, from the first to the second."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes({"": ("reference",)})] = None
     """JSON file for the table."""
 
 
@@ -169,7 +177,7 @@ class Verify(Checked):
     """Device; `auto` takes the GPU if there is one."""
     seed: Seed = 0
     """Random seed of the perturbations."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes({"": ("sentence",)})] = None
     """JSON file for the certificate."""
 
 
@@ -177,7 +185,7 @@ class Verify(Checked):
 class Demo(Checked):
     """Train, evaluate and verify six methods on toy images, in a few minutes."""
 
-    out: Path = Path("runs/demo")
+    out: Annotated[Path, Writes()] = Path("runs/demo")
     """Output folder; an earlier demo in it is removed."""
     seed: Seed = 0
     """Random seed of data and training."""

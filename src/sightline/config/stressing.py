@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from .flags import SOFTWARE, Writes
 from .limits import Count, InnerFraction, Seed, Several, Whole
-from .measuring import Evaluate
+from .measuring import METRICS, Evaluate
+
+STRESS = {"stress/*.json": ("data", "seed"), "stress/*.csv": ("image",), "stress/*.png": (SOFTWARE,)}
+SUITE = {"suite.json": ("suite", "sets")}
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Stress(Evaluate):
     """Random seed."""
     figures: bool = True
     """Draw the curves and some subsets."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes(STRESS)] = None
     """Folder for stress/SPLIT.json, .csv and figures. Default: the run, if these are its own data."""
 
 
@@ -54,3 +58,5 @@ class Suite(Evaluate):
     present."""
     suite_folder: Path | None = None
     """Folder that holds these test sets, each under its published name or that of its layout."""
+    out: Annotated[Path | None, Writes(METRICS | SUITE)] = None
+    """Folder for metrics.json and the predictions per image. Default: the run, if these are its own data."""

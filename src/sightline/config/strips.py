@@ -9,9 +9,11 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from ..errors import UserError
+from .flags import SOFTWARE, Writes
 from .limits import Checked, Count, InnerFraction, Processes, Seed, Whole
 
 Kind = Literal["parts", "swapped", "occupancy", "left-out"]
+PAGE = dict.fromkeys(("index.html", "parts.png", "occupancy.png", "swapped-*.png", "left-out-*.png"), (SOFTWARE,))
 KINDS: tuple[Kind, ...] = ("parts", "swapped", "occupancy", "left-out")
 
 
@@ -44,9 +46,9 @@ class Strips(Checked):
     """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
-    cache: Path | None = None
+    cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images, such as the one used in training."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes(PAGE)] = None
     """Folder for index.html and the images. Default: `strips`, in the first run."""
 
     @property

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional
 
+from .flags import RUN, Writes
 from .limits import Checked, Count, InnerFraction, NotNegative, Processes, Seed, Side
 
 Balance = Literal["none", "classes", "groups", "logit-adjustment"]
@@ -22,7 +23,7 @@ class Train(Checked):
     """Folder of class folders (optionally under train, val and test), or a CSV file with columns image and label."""
     backbone: str = "dinov2-s14-reg"
     """Name of a backbone (`sightline backbones`), a weights file, or random:NAME for random initialisation."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes(RUN)] = None
     """Run folder. Default: runs/DATA-METHOD-BACKBONE-SEED."""
     layout: str | None = None
     """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, imagenet9:mixed_rand, ...)."""
@@ -42,7 +43,7 @@ class Train(Checked):
     """Seed of the random train/val/test split, if the data define none; independent of --seed."""
     workers: Processes = 2
     """Data-loading processes."""
-    cache: Path | None = None
+    cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images and features for this run and later ones."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
@@ -50,6 +51,8 @@ class Train(Checked):
     """Floating-point precision; bf16 is mixed precision."""
     deterministic: bool = False
     """Deterministic GPU kernels: bitwise reproducible, slightly slower. On the CPU training always is."""
+    allow_copies: bool = False
+    """Train although test images are also in train or val, as exact copies; the results then say so."""
     resume: bool = False
     """Continue the interrupted run in --out."""
 

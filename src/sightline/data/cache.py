@@ -1,6 +1,8 @@
 """Cache of decoded images: one memory-mapped file per choice of rows and preprocessing, built once.
 
-The file holds all images, then all masks (one bit per pixel), then the sizes of the original image files.
+The file holds all images, then all masks (one bit per pixel), then the sizes of the original image files, then a CRC-32
+of each record (image, mask and size), then one of these sizes and checksums. A record is checked when it is read first,
+which costs little; a damaged one is decoded again.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import hashlib
 import os
 import secrets
 import shutil
+import sys
 import warnings
+import zlib
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -25,11 +29,11 @@ from torch import Tensor
 from ..console.terminal import watched
 from ..errors import UserError
 from .batches import Workers
-from .fingerprints import file_fingerprints
+from .fingerprints import content_marks
 from .images import Preprocess, decode
 from .rows import Rows
 
-FORMAT = 2
+FORMAT = 3
 CHUNK = 32  # images decoded and written at a time
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -44,7 +48,9 @@ class FileLayout:
         self.mask_bytes = -(-pixels // 8) if masks else 0
         self.mask_offset = count * self.image_bytes
         self.size_offset = self.mask_offset + count * self.mask_bytes
-        self.total = self.size_offset + count * 8
+        self.sum_offset = self.size_offset + count * 8
+        self.end = self.sum_offset + count * 4
+        self.total = self.end + 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +64,9 @@ class Cache:
     masks: Tensor | None  # uint8 [n, ⌈h·w / 8⌉]: one bit per pixel
     sizes: np.ndarray  # int32 [n, 2]: width, height of the image files
     built: bool  # by this call; otherwise it existed already
+    writer: _Writer  # decodes a damaged record again
+    sums: np.ndarray  # uint32 [n]
+    checked: np.ndarray  # bool [n]
 
     @classmethod
     def open(
@@ -69,11 +78,11 @@ class Cache:
         layout = FileLayout(len(indices), preprocess.size, rows.masks is not None)
         h, w = preprocess.size
         path = folder / f"decoded-{w}x{h}-{cache_fingerprint(rows, preprocess, indices)}.bin"
-        built = not _is_complete(path, layout)
+        built, writer = not _is_complete(path, layout), _Writer(rows, indices, preprocess, layout, path)
         if built:
             useful = max(1, len(indices) // (2 * CHUNK))
-            built = _build(_Writer(rows, indices, preprocess, layout), path, min(useful, workers or _cpu_count()))
-        return _memory_map(path, preprocess, indices, layout, built)
+            built = _build(writer, path, min(useful, workers or _cpu_count()))
+        return _memory_map(path, writer, built)
 
     @property
     def device(self) -> torch.device:
@@ -88,6 +97,7 @@ class Cache:
         device = torch.device(device)
         if self.nbytes > (_free_bytes(device) // 2 if max_bytes is None else max_bytes):
             return self
+        self.check(np.arange(len(self.indices)))
         masks = None if self.masks is None else self.masks.to(device, copy=True)
         return replace(self, images=self.images.to(device, copy=True), masks=masks)
 
@@ -99,6 +109,7 @@ class Cache:
 
     def read_images(self, at: np.ndarray, *, pin: bool = False) -> Tensor:
         """uint8 [b, 3, h, w]."""
+        self.check(at)
         if self.device.type != "cpu":
             return self.images[torch.from_numpy(at).to(self.device, non_blocking=True)]
         shape = (len(at), *self.images.shape[1:])
@@ -111,12 +122,23 @@ class Cache:
         """bool [b, h, w]."""
         if self.masks is None:
             return None
+        self.check(at)
         h, w = self.preprocess.size
         if self.device.type == "cpu":
             bits = np.unpackbits(self.masks.numpy()[at], axis=1, count=h * w)
             return torch.from_numpy(bits.view(bool).reshape(-1, h, w))
         packed = self.masks[torch.from_numpy(at).to(self.device, non_blocking=True)]
         return unpack_masks(packed, (h, w))
+
+    def check(self, at: np.ndarray) -> None:
+        """Compare these records with their checksums, each once; decode damaged ones again."""
+        for i in at[~self.checked[at]].tolist():
+            parts = [self.images[i], *([] if self.masks is None else [self.masks[i]])]
+            if record_sum([part.numpy() for part in parts], self.sizes[i]) != self.sums[i]:
+                image = self.writer.rows.images[self.indices[i]]
+                print(f"sightline: {self.path}: the record of {image} was damaged; decoded again", file=sys.stderr)
+                self.sizes[i] = self.writer.repair(i)
+            self.checked[i] = True
 
     @cached_property
     def _position_of_row(self) -> np.ndarray:
@@ -132,12 +154,13 @@ def unpack_masks(bits: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def cache_fingerprint(rows: Rows, preprocess: Preprocess, indices: np.ndarray) -> str:
-    """Changes with the files (path, size, modification time or checksum), their order, preprocessing and decoder."""
+    """Changes with the files (path, size, samples of the content, modification time or checksum), their order,
+    preprocessing and decoder."""
     digest = hashlib.sha256(f"{FORMAT} {PIL.__version__} {sorted(asdict(preprocess).items())}\n".encode())
     root = os.fspath(rows.root)
     for column in (rows.images, rows.masks or []):
         paths = [column[i] for i in indices] if column else []
-        for path, mark in zip(paths, file_fingerprints(rows.root, paths), strict=True):
+        for path, mark in zip(paths, content_marks(rows.root, paths), strict=True):
             digest.update(f"{path}\0{mark}\0{_modified_ns(root, path) if mark else 0}\n".encode())
         digest.update(b"\n")
     return digest.hexdigest()[:24]
@@ -162,22 +185,57 @@ class _Writer:
     path: Path = Path()
 
     def __call__(self, chunk: int) -> int:
-        first, layout = chunk * CHUNK, self.layout
-        samples = [decode(self.rows, int(i), self.preprocess) for i in self.indices[first : first + CHUNK]]
-        no_mask = torch.zeros(self.preprocess.size, dtype=torch.bool)
+        first = chunk * CHUNK
+        return len(self.write(first, self.indices[first : first + CHUNK]))
+
+    def write(self, first: int, indices: np.ndarray) -> np.ndarray:
+        """Write the records of these rows from position `first` on; returns the sizes of their image files."""
+        layout, no_mask = self.layout, torch.zeros(self.preprocess.size, dtype=torch.bool)
+        samples = [decode(self.rows, int(i), self.preprocess) for i in indices]
+        sizes = np.array([sample.size for sample in samples], dtype=np.int32)
+        records = [[np.ascontiguousarray(sample.image.numpy())] for sample in samples]
+        if layout.masks:
+            for record, sample in zip(records, samples, strict=True):
+                record.append(np.packbits((no_mask if sample.mask is None else sample.mask).numpy()))
+        sums = np.array([record_sum(*record) for record in zip(records, sizes, strict=True)], dtype=np.uint32)
         try:
             with self.path.open("r+b") as file:
                 file.seek(first * layout.image_bytes)
-                file.writelines(sample.image.numpy().data for sample in samples)
+                file.writelines(record[0].data for record in records)
                 if layout.masks:
                     file.seek(layout.mask_offset + first * layout.mask_bytes)
-                    masks = (no_mask if sample.mask is None else sample.mask for sample in samples)
-                    file.writelines(np.packbits(mask.numpy()).data for mask in masks)
+                    file.writelines(record[1].data for record in records)
                 file.seek(layout.size_offset + first * 8)
-                file.write(np.array([sample.size for sample in samples], dtype=np.int32).data)
+                file.write(sizes.data)
+                file.seek(layout.sum_offset + first * 4)
+                file.write(sums.data)
         except OSError as error:
             raise _write_error(self.path.parent, error, layout.total) from error
-        return len(samples)
+        return sizes
+
+    def repair(self, at: int) -> np.ndarray:
+        """Write a damaged record again; it has the same checksum as before."""
+        return self.write(at, self.indices[at : at + 1])[0]
+
+    def finish(self) -> None:
+        """Write the checksum of sizes and checksums, when all records are there."""
+        with self.path.open("r+b") as file:
+            file.seek(self.layout.end)
+            file.write(np.array([_table_sum(self.path, self.layout)], dtype=np.uint32).data)
+            os.fsync(file.fileno())  # or after a power cut the file might exist without its content
+
+
+def record_sum(parts: list[np.ndarray], size: np.ndarray) -> int:
+    total = 0
+    for part in (*parts, size):
+        total = zlib.crc32(part.data, total)
+    return total
+
+
+def _table_sum(path: Path, layout: FileLayout) -> int:
+    with path.open("rb") as file:
+        file.seek(layout.size_offset)
+        return zlib.crc32(file.read(layout.end - layout.size_offset))
 
 
 def _build(writer: _Writer, path: Path, workers: int) -> bool:
@@ -223,8 +281,10 @@ def _decode_all(writer: _Writer, workers: int) -> None:
             pass
     finally:
         pool.close()
-    with writer.path.open("rb") as file:
-        os.fsync(file.fileno())  # or after a power cut the file might exist without its content
+    try:
+        writer.finish()
+    except OSError as error:
+        raise _write_error(writer.path.parent, error, writer.layout.total) from error
 
 
 @contextlib.contextmanager
@@ -249,20 +309,28 @@ def _folder_lock(folder: Path) -> Generator[bool]:
         os.close(handle)
 
 
-def _memory_map(path: Path, preprocess: Preprocess, indices: np.ndarray, layout: FileLayout, built: bool) -> Cache:
-    n = layout.count
-    sizes = np.fromfile(path, dtype=np.int32, offset=layout.size_offset).reshape(n, 2)
+def _memory_map(path: Path, writer: _Writer, built: bool) -> Cache:
+    layout, preprocess, n = writer.layout, writer.preprocess, writer.layout.count
+    sizes = np.fromfile(path, dtype=np.int32, offset=layout.size_offset, count=2 * n).reshape(n, 2)
+    sums = np.fromfile(path, dtype=np.uint32, offset=layout.sum_offset, count=n)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # we do not write
         images = torch.from_numpy(np.memmap(path, np.uint8, "r", 0, (n, 3, *preprocess.size)))
         masks = None
         if layout.masks:
             masks = torch.from_numpy(np.memmap(path, np.uint8, "r", layout.mask_offset, (n, layout.mask_bytes)))
-    return Cache(path, preprocess, indices, images, masks, sizes, built)
+    checked = np.zeros(n, dtype=bool)
+    return Cache(path, preprocess, writer.indices, images, masks, sizes, built, writer, sums, checked)
 
 
 def _is_complete(path: Path, layout: FileLayout) -> bool:
-    return path.is_file() and path.stat().st_size == layout.total
+    """Whether it is there, in full length, with the sizes and checksums that were written."""
+    if not path.is_file() or path.stat().st_size != layout.total:
+        return False
+    whole = _table_sum(path, layout) == int(np.fromfile(path, dtype=np.uint32, offset=layout.end)[0])
+    if not whole:
+        print(f"sightline: {path}: damaged; the images are decoded again", file=sys.stderr)
+    return whole
 
 
 def _write_error(folder: Path, error: OSError, needed: int) -> UserError:

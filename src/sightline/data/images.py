@@ -20,6 +20,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from ..console.files import protect
 from ..errors import UserError
 from ..vit.model import Input
 from .formats import SUFFIXES, is_dicom, is_image
@@ -174,6 +175,7 @@ def find_images(paths: Iterable[Path]) -> list[Path]:
             found.append(path)
         else:
             raise UserError(f"{path}: no such file or folder")
+    protect(lambda: found, "an image")
     return found
 
 

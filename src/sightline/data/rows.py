@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..console.files import protect
 from ..errors import UserError
 from .fingerprints import fingerprint as fingerprint
 from .formats import is_image
@@ -101,7 +102,14 @@ def read_rows(path: Path | str, *, layout: str | None = None, seed: int = 0, all
 
     Rows without splits are divided; with `all_test` they all become test rows, for a model trained elsewhere.
     """
-    path = Path(path).expanduser()
+    rows = _read(Path(path).expanduser(), layout, seed, all_test)
+    for column in (rows.images, rows.masks or ()):
+        protect(lambda column=column: (rows.root / name for name in column if name), "an image or mask of the data")
+    protect([rows.table] if rows.table else [], "the table of the data")
+    return rows
+
+
+def _read(path: Path, layout: str | None, seed: int, all_test: bool) -> Rows:
     read = None if layout is None else layout_reader(layout)
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")

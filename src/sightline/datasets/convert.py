@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 from ..config import Convert
+from ..console.files import save_image
 from ..errors import UserError
 from .imagenet import NO_CLASS, SEGMENTATION_FILE, write_imagenet_s_masks
 from .metashift import CANDIDATES, GROUPS
@@ -78,7 +79,8 @@ def _convert_imagenet_segmentation(path: Path) -> list[str]:
     if not file.is_file():
         raise wrong_folder(path, "ImageNet-Segmentation", SEGMENTATION_FILE)
     targets = {name: file.parent / name for name in ("images", "masks")}
-    partial = {name: file.parent / f"{name}.part" for name in targets}  # renamed when the conversion is complete
+    # Renamed when the conversion is complete.
+    partial = {name: file.parent / f"{name}.sightline.partial" for name in targets}
     for target in targets.values():
         if target.exists():
             raise UserError(f"{target}: exists already; remove it to convert {file.name} again")
@@ -154,8 +156,7 @@ def _text(content: Any, column: str, number: int) -> str:
 def _save_image(image: SegmentedImage, file: Path) -> None:
     if file.exists():
         raise UserError(f"{file}: two images have this name in value/id; download {SEGMENTATION_FILE} again")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(image.pixels).save(file)
+    save_image(file, Image.fromarray(image.pixels), sync=False)
 
 
 CONVERTERS: dict[str, Callable[[Path], list[str]]] = {

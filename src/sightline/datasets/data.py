@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import PIL
 from PIL import Image
 
 from ..config import Build, Data
-from ..console.files import as_csv, write
+from ..console.files import as_csv, save_image, write
 from ..console.terminal import counted, watched
 from ..errors import UserError
 from . import recipes
@@ -141,7 +142,7 @@ def _start_or_continue(unfinished: Path, identity: dict) -> None:
         if difference:
             raise UserError(f"{unfinished}: an interrupted build, and {difference}; remove it to start again")
         for path in unfinished.rglob("*"):
-            if path.suffix[1:].isdigit() or path.suffix == ".partial":  # half-written at the interruption
+            if path.suffix == ".partial":  # half-written at the interruption
                 path.unlink()
         return
     unfinished.mkdir(parents=True)
@@ -204,15 +205,12 @@ def _write_image(plan: ImagePlan, birds: Birds, scenes: Scenes | None, folder: P
 
 
 def _save(image: Image.Image, path: Path, quality: int | None = None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    if quality is None:
-        image.save(temporary, "PNG")
-    elif quality == 100:
-        image.save(temporary, "WEBP", lossless=True, quality=0, method=0, exact=True)
-    else:
-        image.save(temporary, "JPEG", quality=quality, subsampling=0)  # sharp colours where bird meets background
-    temporary.replace(path)
+    options: dict[str, Any] = {}
+    if quality == 100:
+        options = {"lossless": True, "quality": 0, "method": 0, "exact": True}
+    elif quality is not None:
+        options = {"quality": quality, "subsampling": 0}  # sharp colours where bird meets background
+    save_image(path, image, sync=False, **options)
 
 
 def _count_groups(plans: Iterable[ImagePlan]) -> dict[str, dict[str, int]]:

@@ -15,6 +15,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from ..console.files import write
 from ..errors import UserError
 from .reading import read_json
 
@@ -50,10 +51,7 @@ def pickle_to_json(path: Path, out: Path) -> None:
         raise UserError(f"{path}: has a value that contains itself, which JSON cannot represent") from None
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, UserError) else UserError(f"{path}: no JSON form ({error})") from None
-    try:
-        out.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror})") from None
+    write(out, text + "\n")
 
 
 def command_for(layout: str, path: Path) -> str:

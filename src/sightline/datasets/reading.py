@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..console.files import save_image
 from ..data.formats import SUFFIXES
 from ..data.rows import TEST, TRAIN, VAL, Rows
 from ..errors import UserError
@@ -93,11 +94,7 @@ def save_mask(mask: np.ndarray, file: Path) -> None:
     """Write bool [h, w] as a 1-bit PNG."""
     from PIL import Image
 
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(mask).save(file)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written ({error.strerror})") from None
+    save_image(file, Image.fromarray(mask), sync=False)
 
 
 # ---- text, JSON and CSV ----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import shutil
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -10,12 +10,14 @@ import torch
 from PIL import Image
 
 from ..config import Toy
+from ..console.files import as_csv, save_image, write
 from ..console.terminal import counted
 from ..errors import UserError
 from .pool import map_in_processes
 from .toy_images import BACKGROUND_NAMES, BLOCK, CLASS_NAMES, make_toy
 
 SPLIT_SEEDS = {"train": 1, "val": 2, "test": 3}
+COLUMNS = ("image", "label", "group_place", "mask", "split")
 CHUNK = 8 * BLOCK  # images that a process draws at a time
 
 
@@ -33,21 +35,24 @@ def write_toy(
 ) -> Path:
     """Storks and ducks on meadows and water: class and background are correlated in training, not in val and test.
 
-    Writes images, masks and rows.csv. In val and test the four groups are equally large. `workers` processes draw.
+    Writes images, masks and rows.csv; the folder appears when it is complete.
+    In val and test the four groups are equally large. `workers` processes draw.
     """
     counts = {"train": train, "val": val, "test": test}
-    for split in counts:
-        (folder / split).mkdir(parents=True, exist_ok=True)
-        (folder / "masks" / split).mkdir(parents=True, exist_ok=True)
-    draw = _ChunkWriter(folder, size, correlation, displacement, seed)
+    unfinished = folder.with_name(f"{folder.name}.sightline.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    draw = _ChunkWriter(unfinished, size, correlation, displacement, seed)
     chunks = [
         (split, first, min(first + CHUNK, count)) for split, count in counts.items() for first in range(0, count, CHUNK)
     ]
-    lines = [["image", "label", "group_place", "mask", "split"]]
+    lines: list[dict[str, str]] = []
     for chunk_lines in map_in_processes(draw, chunks, workers) if workers > 1 else map(draw, chunks):
         lines += chunk_lines
-    with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(lines)
+    write(unfinished / "rows.csv", as_csv(COLUMNS, lines))
+    try:
+        unfinished.rename(folder)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
     return folder
 
 
@@ -61,7 +66,7 @@ class _ChunkWriter:
     displacement: float
     seed: int
 
-    def __call__(self, chunk: tuple[str, int, int]) -> list[list[str]]:
+    def __call__(self, chunk: tuple[str, int, int]) -> list[dict[str, str]]:
         split, first, end = chunk
         numbers, correlated = torch.arange(end), split == "train"
         toy = make_toy(
@@ -76,10 +81,11 @@ class _ChunkWriter:
         )
         lines = []
         for i, name in enumerate(f"{split}/{number:05d}.png" for number in range(first, end)):
-            Image.fromarray(toy.images[i].permute(1, 2, 0).numpy()).save(self.folder / name, compress_level=1)
-            Image.fromarray(toy.masks[i].numpy()).save(self.folder / "masks" / name)
+            image, mask = (Image.fromarray(pixels.numpy()) for pixels in (toy.images[i].permute(1, 2, 0), toy.masks[i]))
+            save_image(self.folder / name, image, sync=False, compress_level=1)
+            save_image(self.folder / "masks" / name, mask, sync=False)
             label, background = CLASS_NAMES[toy.labels[i]], BACKGROUND_NAMES[toy.backgrounds[i]]
-            lines.append([name, label, background, f"masks/{name}", split])
+            lines.append(dict(zip(COLUMNS, (name, label, background, f"masks/{name}", split), strict=True)))
         return lines
 
 

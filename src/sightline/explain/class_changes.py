@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..console.files import save_figure
 from ..errors import UserError
 from ..metrics.estimates import Estimate
 from .estimates import bootstrap_mean
@@ -110,5 +111,4 @@ def draw_changes(by_name: Mapping[str, Sequence[ClassChange]], path: Path, title
         more = f"\n{hidden:,} classes with smaller or no changes not shown" if hidden else ""
         axes.set_title(f"{name}: change in accuracy, points{more}", fontsize=8)
     figure.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save_figure(path, figure)

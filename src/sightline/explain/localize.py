@@ -167,7 +167,7 @@ def _split_positions(columns: Columns) -> tuple[PartLocations | None, Columns]:
 
 def localize_run(command: Localize) -> tuple[Localization, Path]:
     """Localisation of a trained model on a split of its own data or of other data, and the file it is written to."""
-    from ..console.files import write_json
+    from ..console.checksums import write_json_with_checksum
     from ..load import evaluation_data, open_model, results_folder
 
     accelerator, model = open_model(command.run, command.device, intervention=command.intervention)
@@ -184,7 +184,7 @@ def localize_run(command: Localize) -> tuple[Localization, Path]:
     if accelerator.is_main_process:
         splits = before.get("splits", {}) | {command.split: found.to_dict()}
         content = {"data": dataset.rows.name, "fingerprint": dataset.fingerprint, "splits": splits}
-        write_json(path, content)
+        write_json_with_checksum(path, content)
         save_per_image(path.parent / "localization" / f"{command.split}.csv", found, maps=command.per_map)
     accelerator.wait_for_everyone()
     return found, path

@@ -256,13 +256,14 @@ def save(found: BackboneComparison, folder: Path) -> None:
 def draw(
     found: BackboneComparison, setups: Sequence[BackboneSetup], rows: Rows, shown: np.ndarray, folder: Path
 ) -> None:
+    from ..console.files import save_image
     from .plots import draw_layers, draw_shares, draw_sizes
 
     draw_sizes(found, folder / "size.png")
     draw_shares(found, folder / "shares.png")
     if any(len({one.layer for one in seen.attention}) > 1 for seen in found.backbones):
         draw_layers(found, folder / "layers.png")
-    attention_sheet(found, setups, rows, shown).save(folder / "attention.png")
+    save_image(folder / "attention.png", attention_sheet(found, setups, rows, shown))
 
 
 @torch.no_grad()

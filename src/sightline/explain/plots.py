@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..console.files import save_figure
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -117,4 +118,4 @@ def _finish(figure: Any, found: BackboneComparison, path: Path, more: str = "") 
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     figure.suptitle(f"{found.data}, split {found.split}: {found.n:,} images{more}", fontsize=10)
-    figure.savefig(path, dpi=120)
+    save_figure(path, figure)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..console.files import as_csv, make_folder, write, write_json
+from ..console.files import as_csv, make_folder, save_image, write, write_json
 from ..data.drawing import image_grid
 from ..load import same_intervention
 from .segmentation import PER_IMAGE
@@ -64,7 +64,7 @@ def save(path: Path, new: NewResults, before: Mapping[str, Any], *, figures: boo
         if test not in kept:
             path.with_name(f"{path.stem}{ending}").unlink(missing_ok=True)
     if figures and new.examples:
-        image_grid(new.examples).save(path.with_name(f"{path.stem}{DRAWN['subsets']}"))
+        save_image(path.with_name(f"{path.stem}{DRAWN['subsets']}"), image_grid(new.examples))
     if figures and new.results.curves:
         draw_curves(new.results, path.with_suffix(DRAWN["curves"]))
     return results

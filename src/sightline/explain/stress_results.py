@@ -104,6 +104,7 @@ def table_cell(estimate: Estimate | None) -> str:
 
 def draw_curves(results: StressResults, path: Path) -> None:
     """Accuracy against the share of blackened pixels, most relevant first and least relevant first."""
+    from ..console.files import save_figure
     from .plots import figure_class
 
     figure = figure_class()(figsize=(10, 4.6), layout="constrained")
@@ -120,4 +121,4 @@ def draw_curves(results: StressResults, path: Path) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     title = f"{results.data}, split {results.split}: {results.n:,} images; shaded: 95 % intervals"
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=120)
+    save_figure(path, figure)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..config import Export
-from ..console.files import make_folder, replace_durably, save_text
+from ..console.checksums import replace_with_checksum, write_json_with_checksum
+from ..console.files import make_folder, save_text
 from ..console.terminal import bar
 from ..errors import UserError
 from ..interventions.apply import apply_intervention, load_intervention
@@ -80,8 +82,9 @@ def export(command: Export, step: Callable[[int], None] | None = None) -> Export
     for name, value in onnx_metadata(facts).items():
         proto.metadata_props.add(key=name, value=value)
     content = serialize(proto)
-    replace_durably(command.folder / "model.onnx", lambda partial: partial.write_bytes(content))
-    save_text(command.folder / "model.json", json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    replace_with_checksum(command.folder / "model.onnx", lambda partial: partial.write_bytes(content))
+    facts["onnx_sha256"] = hashlib.sha256(content).hexdigest()
+    write_json_with_checksum(command.folder / "model.json", facts, nan=False)
     certificate = certify(model, saved, images, masks)
     save_text(command.folder / "README.md", card(model, saved, certificate, checked_on, agreement=agreement))
     done(4)

@@ -15,11 +15,13 @@ from typing import Any, cast
 from torch import nn
 
 from ..config import Push
+from ..console.checksums import check_checksum, file_sha256
 from ..console.terminal import bar, counted
 from ..errors import UserError
 from ..interventions.apply import load_intervention
 from ..load import HUB, LOADED, LOG_IN, Model, check_repository_name, hub_error, load_as_trained
 from ..report.card import card
+from ..training.run_folder import check_results
 from ..vit.weights import weights_sha256
 from .export import certify, disc_masks, sample_images
 
@@ -62,6 +64,9 @@ def push(command: Push, step: Callable[[int], None] | None = None) -> Pushed:
 def files_to_publish(model: Model, command: Push) -> dict[str, Path | bytes]:
     """By name in the repository: a file of the run folder, or its content."""
     folder = model.run.folder
+    check_results(model.run, folder)
+    if (folder / "localization.json").is_file():
+        check_checksum(folder / "localization.json", "run `sightline localize` again")
     files: dict[str, Path | bytes] = {name: folder / name for name in LOADED if (folder / name).is_file()}
     files["run.json"] = json.dumps(without_paths(model.run.facts), indent=1, ensure_ascii=False).encode()
     files |= {name: folder / name for name in exported_files(model)}
@@ -78,12 +83,18 @@ def exported_files(model: Model) -> tuple[str, ...]:
     path = model.run.folder / "onnx" / "model.json"
     if not path.is_file():
         return ()
+    for name in ONNX:
+        check_checksum(model.run.folder / name, "export again or remove the folder")
     try:
-        weights = json.loads(path.read_text(encoding="utf-8"))["weights_sha256"]
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        weights = facts["weights_sha256"]
+        onnx = file_sha256(path.with_name("model.onnx"))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: damaged ({error}); export again or remove the folder") from error
     if weights != weights_sha256(cast(nn.Module, model.method)):
         raise UserError(f"{path.parent}: was exported from other weights than the run's; export again or remove it")
+    if facts.get("onnx_sha256", onnx) != onnx:
+        raise UserError(f"{path.parent}: model.onnx is not the file that {path.name} describes; export again")
     return ONNX
 
 

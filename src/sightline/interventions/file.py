@@ -113,12 +113,15 @@ class Intervention:
         )
 
     def save(self, path: str | Path) -> None:
-        from ..console.files import save_text
+        from ..console.checksums import write_json_with_checksum
 
-        save_text(Path(path), json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write_json_with_checksum(Path(path), self.to_dict(), nan=False)
 
     @classmethod
     def load(cls, path: str | Path) -> Intervention:
+        from ..console.checksums import check_checksum
+
+        check_checksum(Path(path), "restore it, or remove it with `sightline intervene RUN --clear`")
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except FileNotFoundError:

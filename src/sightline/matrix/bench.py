@@ -20,7 +20,7 @@ from ..data.cache import Cache, cache_fingerprint
 from ..data.images import Preprocess
 from ..data.rows import Rows, fingerprint
 from ..errors import UserError
-from ..training.checkpoint import load_tensors, save_tensors
+from ..training.checkpoint import load_cached, save_tensors
 
 FORMAT = 1
 Found = TypeVar("Found")
@@ -53,8 +53,8 @@ class MatrixContext:
     def kept(self, name: str, facts: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Read from the cache, or computed and cached; `facts` must name everything it depends on."""
         path = self.folder / f"{name}-{short_hash(f'{FORMAT} {facts}')}.safetensors"
-        if path.exists():
-            return load_tensors(path)[0]
+        if (found := load_cached(path)) is not None:
+            return found
         made = make()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..console.files import cannot_write
+from ..console.files import append_line
 from ..errors import UserError
 from ..metrics.estimates import Estimate, Metrics
 from .words import Spec
@@ -86,9 +86,4 @@ def read_cells(path: Path) -> dict[str, Cell]:
 
 def add_cell(path: Path, cell: Cell) -> None:
     """Append a line, also after a truncated one."""
-    try:
-        whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
-        with path.open("a", encoding="utf-8") as file:
-            file.write(("" if whole else "\n") + json.dumps(cell.to_dict(), ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise cannot_write(path, error) from error
+    append_line(path, json.dumps(cell.to_dict(), ensure_ascii=False))

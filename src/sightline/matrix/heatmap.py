@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from ..console.files import save_figure
 from ..explain.plots import figure_class
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def draw_heatmap(
         spine.set_visible(False)
     if known:
         figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01).ax.tick_params(labelsize=7)
-    figure.savefig(path, dpi=130)
+    save_figure(path, figure, dpi=130)
 
 
 def _square(axes: Any, x: int, y: int, square: Square, *, dark: bool) -> None:
@@ -98,4 +99,4 @@ def draw_scaling(curves: Sequence[Curve], title: str, path: Path) -> None:
         axes.set_title(f"size of the {GROWS[side]}", fontsize=9)
         axes.legend(fontsize=6.5)
     figure.suptitle(f"{title}; bars: 95 % intervals of paired differences", fontsize=9)
-    figure.savefig(path, dpi=120)
+    save_figure(path, figure)

@@ -12,7 +12,7 @@ from ..config import Ifam, Import, Pdiscoformer
 from ..data.rows import read_rows
 from ..errors import UserError
 from ..training.checkpoint import save_tensors
-from ..training.run_folder import begin_run
+from ..training.run_folder import begin_run, run_ending
 from ..vit.key_names import WRAPPERS, to_our_names
 from ..vit.model import Input, ViTConfig
 from ..vit.weights import Origin, config_for_file, find_weights_file, fit_weights, load_backbone, read_tensors, shape_of
@@ -79,14 +79,15 @@ def import_published(command: Import) -> Path:
     if isinstance(settings, Ifam):
         settings = replace(settings, sight="patches")
     expects = published_preprocessing(model.where.vit.config, command)
-    run = begin_run(settings, rows)
-    run.note(
-        vit=asdict(replace(model.where.vit.config, input=expects)),
-        backbone={"file": Path(command.file).name},
-        selection={"metric": None, "on": None},
-        state="imported",
-    )
-    save_tensors(run.best, nn.Module.state_dict(model), {"imported": Path(command.file).name})
+    with run_ending(settings.folder):
+        run = begin_run(settings, rows)
+        save_tensors(run.best, nn.Module.state_dict(model), {"imported": Path(command.file).name})
+        run.note(
+            vit=asdict(replace(model.where.vit.config, input=expects)),
+            backbone={"file": Path(command.file).name},
+            selection={"metric": None, "on": None},
+            state="imported",
+        )
     return run.folder
 
 

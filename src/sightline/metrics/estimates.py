@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..console.checksums import check_checksum
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class Metrics:
 
 def read_metrics(path: Path) -> dict[str, Any]:
     """The content of a metrics.json: `splits`, how the checkpoint was selected, and perhaps `data`."""
+    check_checksum(path, "restore it, or remove it and evaluate again")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         for metrics in content["splits"].values():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..console.files import replace_durably
+from ..console.checksums import check_checksum, replace_with_checksum
 from ..errors import UserError
 
 NO_CLASS = -1  # predicted none of the classes, which is wrong whatever the label
@@ -106,7 +106,7 @@ class Predictions:
             with partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
                 csv.writer(file).writerows(self._lines())
 
-        replace_durably(Path(path), write_lines)
+        replace_with_checksum(Path(path), write_lines)
 
     def _lines(self) -> Iterator[list[str]]:
         assert not {*NEEDED, "group", "split"} & {*self.extra}, "an extra column must not repeat a standard one"
@@ -130,6 +130,7 @@ class Predictions:
     def load_csv(cls, path: str | Path, *, split: str | None = None, group_names: Sequence[str] = ()) -> Predictions:
         """`split` selects one of several; `group_names` fixes the order of groups and adds those without images."""
         path = Path(path)
+        check_checksum(path, "restore it, or write it again with `sightline evaluate`")
         try:
             with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
                 return _read(path, csv.reader(file), split, tuple(group_names))

@@ -74,7 +74,7 @@ def audit(command: Audit) -> tuple[Path, str]:
         "figures": [
             (label, one) for name, label in METRIC_LABELS.items() if (one := getattr(metrics, name)) is not None
         ],
-        "headline": metrics.headline(),
+        "headline": metrics.headline() + (copies_sentence(context) if context.dataset.own else ""),
         "best_group": text.best_group(metrics),
         "kind": kind,
         "cells": cells,
@@ -91,6 +91,12 @@ def audit(command: Audit) -> tuple[Path, str]:
     }
     write(path, render(values))
     return path, values["headline"]
+
+
+def copies_sentence(context: ReportContext) -> str:
+    """About test images that are also in train or val, if training was told to allow them."""
+    copies = context.model.run.facts.get("copies") if context.command.split == "test" else None
+    return f" {copies}." if copies else ""
 
 
 def default_path(context: ReportContext) -> Path:

@@ -76,7 +76,7 @@ def card(
         else "It sees the whole image."
         if certificate is None
         else "",
-        headline=current["metrics"].headline() if current else "",
+        headline=current["metrics"].headline() + copies_sentence(facts, current["split"]) if current else "",
         unmeasured=f"sightline evaluate {'RUN' if where else model.run.folder}" if tables and not current else "",
         data=facts["data"],
         class_list=class_list(model.classes),
@@ -94,6 +94,11 @@ def card(
         example=None if agreement is None else example(model.expects, model.method.needs_masks),
         facts=training_facts(facts),
     )
+
+
+def copies_sentence(facts: dict[str, Any], split: str) -> str:
+    """About test images that are also in train or val, if training was told to allow them."""
+    return f" {facts['copies']}." if split == "test" and facts.get("copies") else ""
 
 
 def template() -> Any:

@@ -141,7 +141,8 @@ class Section:
 def page(title: str, sections: Iterable[Section]) -> str:
     """A self-contained HTML page."""
     return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><meta name="generator" content="Sightline">'
+        f"<title>{escape(title)}</title>"
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>\n<h1>{escape(title)}</h1>\n'
         + "\n".join(map(_section, sections))
         + "\n</html>\n"

@@ -114,7 +114,7 @@ class StripsPage:
 
 def draw(command: Strips) -> StripsPage:
     """The requested figures of every run, as PNG files and on one page."""
-    from ..console.files import make_folder, write
+    from ..console.files import make_folder, save_image, write
 
     runs, data = command.runs_and_data
     sections: dict[str, Section] = {}
@@ -153,7 +153,7 @@ def draw(command: Strips) -> StripsPage:
     make_folder(command.folder)
     sheets = {k: v.images[""] for k, v in ordered.items() if "" in v.images}
     for name, image in sheets.items():
-        image.save(command.folder / f"{name}.png")
+        save_image(command.folder / f"{name}.png", image)
     path = command.folder / "index.html"
     write(path, page(f"Parts of {', '.join(distinct_names(runs))}", ordered.values()))
     return StripsPage(path, sheets, tuple(notes))

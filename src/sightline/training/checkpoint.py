@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,18 +15,17 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
-from ..console.files import replace_durably
+from ..console.files import FREE_SPACE
 from ..errors import UserError
+from ..vit.checksums import check_content, save_with_checksum
 
 MIN_SECONDS = 20.0  # between checkpoints of finished epochs
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], remedy: str = FREE_SPACE) -> None:
     """At any moment either the old or the new file exists, also if the power fails in between."""
-    from safetensors.torch import save_file
-
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    replace_durably(path, lambda partial: save_file(whole, str(partial), metadata={"facts": json.dumps(facts)}))
+    save_with_checksum(path, whole, {"facts": json.dumps(facts)}, remedy=remedy)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -34,11 +34,24 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, json.loads((file.metadata() or {}).get("facts", "{}"))
+            metadata = file.metadata() or {}
+        check_content(path, tensors, metadata, "restore it, or train again")
+        return tensors, json.loads(metadata.get("facts", "{}"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; the run has no checkpoint, train it again") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path}: damaged checkpoint ({error}); restore it, or train again") from error
+
+
+def load_cached(path: Path) -> dict[str, Tensor] | None:
+    """Tensors from a cache; None if they are not there, or, with a line about it, damaged."""
+    if not path.exists():
+        return None
+    try:
+        return load_tensors(path)[0]
+    except UserError:
+        print(f"sightline: {path}: damaged; it is computed again", file=sys.stderr)
+        return None
 
 
 # ---- the training state ----------------------------------------------------------------------------------------------

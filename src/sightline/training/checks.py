@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from ..config import Dfr, Loop, Train
+from ..data.copies import find_copies
 from ..data.fingerprints import file_fingerprints
-from ..data.rows import Rows
+from ..data.rows import SPLITS, Rows
 from ..errors import UserError
 
 
@@ -101,6 +102,23 @@ def check_files_exist(rows: Rows) -> None:
             f"{rows.location(first)}: {rows.images[first]} is missing or empty{others}; run `sightline check` to list "
             "them, then restore them or remove their rows"
         )
+
+
+def check_copies(config: Train, rows: Rows) -> str:
+    """Refuse test images that the model would be trained or selected on; a sentence about them if they are allowed.
+
+    The splits of a published layout are what results are compared on: there they are allowed."""
+    copies = find_copies(rows)
+    if not copies.pairs:
+        return ""
+    if not config.allow_copies and config.layout is None:
+        test, other = copies.pairs[0]
+        split = SPLITS[rows.splits[other]]
+        raise UserError(
+            f"{rows.location(test)}: {copies.sentence}: {rows.images[test]} is the same file as {rows.images[other]} "
+            f"({split}); remove them from test, or train with --allow-copies, and the results will say so"
+        )
+    return copies.sentence
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The run folder, which records everything about a run.
 
+lock                while a training is running
 run.json            configuration, fingerprint of the data, versions, selection rule
 log.jsonl           a line per epoch
 best.safetensors    the checkpoint selected on the validation data
@@ -10,9 +11,10 @@ metrics.json        metrics of these predictions
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,16 +26,25 @@ import torch
 from .. import __version__
 from ..config import Train
 from ..config.stored import FORMAT, renamed_keys, stored_config
-from ..console.files import cannot_write, remove_leftovers, save_text
-from ..data.fingerprints import fingerprint
+from ..console.checksums import file_sha256
+from ..console.files import append_line, cannot_write, remove_all_leftovers, save_text
+from ..data.fingerprints import content_fingerprint, fingerprint
 from ..data.rows import SPLITS, Rows, group_table
 from ..errors import UserError
+from ..metrics.estimates import read_metrics
+from ..vit.checksums import stored_checksum
 from ..vit.model import ViTConfig
+from .run_lock import FILE as LOCK
+from .run_lock import is_locked_here, lock_run, unlock_run
 
 PACKAGES = ("torch", "accelerate", "safetensors", "numpy", "scikit-learn", "pillow")
 
 # Settings that do not change the result, so that they may differ when a run is resumed.
-NEUTRAL = frozenset({"resume", "out", "data", "workers", "cache", "device", "save_minutes", "tensorboard"})
+RESUME = "earlier checkpoints are intact: free space or choose another folder, then continue with --resume"
+BEGUN = {"run.json", "log.jsonl", "cache", "tensorboard", LOCK}  # what a run has before it has weights
+NEUTRAL = frozenset(
+    {"resume", "allow_copies", "out", "data", "workers", "cache", "device", "save_minutes", "tensorboard"}
+)
 
 
 @dataclass(frozen=True)
@@ -54,42 +65,52 @@ class Run:
         return self.folder / "log.jsonl"
 
     def log(self, line: Mapping[str, Any]) -> None:
-        try:
-            with self.log_file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise cannot_write(self.log_file, error) from error
+        append_line(self.log_file, json.dumps(line), remedy=RESUME)
 
     def cut_log(self, lines: int) -> None:
         """Remove what was logged after the checkpoint that training resumes from."""
         if self.log_file.exists():
             kept = self.log_file.read_text(encoding="utf-8").splitlines(keepends=True)[:lines]
-            save_text(self.log_file, "".join(kept))
+            save_text(self.log_file, "".join(kept), remedy=RESUME)
 
     def note(self, **facts: Any) -> None:
         self.facts.update(facts)
-        save_text(self.folder / "run.json", json.dumps(self.facts, indent=1, ensure_ascii=False, default=str) + "\n")
+        text = json.dumps(self.facts, indent=1, ensure_ascii=False, default=str)
+        save_text(self.folder / "run.json", f"{text}\n", remedy=RESUME)
 
 
 def begin_run(config: Train, rows: Rows) -> Run:
-    """A new run folder, or the existing one with --resume. For the main process; the others read it afterwards."""
+    """A new run folder, or the existing one with --resume, locked. For the main process; the others read it
+    afterwards."""
     folder, data_fingerprint = config.folder, fingerprint(rows)
-    fresh = is_fresh(folder)
-    if config.resume and not fresh and (folder / "run.json").is_file():
-        run = read_run(folder)
-        check_same_run(run, config, data_fingerprint)
-        remove_leftovers(folder)
-        note_versions(run)
-        return run
-    if not fresh:
-        raise UserError(f"{folder}: contains a run; continue it with --resume, or choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot_write(folder, error) from error
-    remove_leftovers(folder)
+        raise cannot_write(folder, error, "choose another folder") from error
+    lock_run(folder)
+    try:
+        return resume_or_create(config, rows, data_fingerprint)
+    except UserError:
+        unlock_run(folder)
+        raise
+
+
+def resume_or_create(config: Train, rows: Rows, data_fingerprint: str) -> Run:
+    folder = config.folder
+    fresh = is_fresh(folder)
+    if not fresh and not config.resume:
+        raise UserError(f"{folder}: {why_not_new(folder, config)}")
+    for place in (folder, folder / "predictions"):
+        remove_all_leftovers(place)
+    if not fresh:
+        run = read_run(folder)
+        check_same_run(run, config, data_fingerprint)
+        check_same_content(run, rows)
+        note_versions(run)
+        return run
     run = Run(folder, {})
     source = {"path": str(config.data.expanduser().resolve()), "layout": config.layout, "fingerprint": data_fingerprint}
+    source["content"] = content_fingerprint(rows)
     run.note(
         format=FORMAT,
         method=config.method,
@@ -104,11 +125,42 @@ def begin_run(config: Train, rows: Rows) -> Run:
 
 
 def is_fresh(folder: Path) -> bool:
-    """No folder, an empty one, or a run without any weights: nothing to lose."""
-    if not folder.exists():
-        return True
-    inside = [p for p in folder.iterdir() if p.suffix != ".partial"] if folder.is_dir() else [folder]
-    return not inside or ((folder / "run.json").is_file() and not any(p.suffix == ".safetensors" for p in inside))
+    """An empty folder, or a run without any weights: nothing to lose."""
+    inside = {path.name for path in folder.iterdir() if path.suffix != ".partial"}
+    return inside <= BEGUN or ("run.json" in inside and not any(name.endswith(".safetensors") for name in inside))
+
+
+def why_not_new(folder: Path, config: Train) -> str:
+    """What is in the folder of a new run, and what to do about it."""
+    try:
+        facts = read_run(folder).facts
+        if facts["method"] != config.method:
+            return f"contains a run of another method ({facts['method']}); choose another --out"
+        if different := different_settings(facts["config"], config):
+            return f"contains a run with other settings ({different}); choose another --out"
+        finished = "finished " if facts.get("state") == "finished" else ""
+    except (UserError, LookupError, TypeError):
+        return "contains other files, or a damaged run; choose another --out"
+    return f"contains a {finished}run with the same settings; continue it with --resume, or choose another --out"
+
+
+@contextlib.contextmanager
+def run_ending(folder: Path) -> Generator[None]:
+    """Unlock the folder in the end; a run that was refused before it had any weights leaves nothing behind."""
+    if is_locked_here(folder):  # by another training in this process, which goes on
+        yield
+        return
+    try:
+        yield
+    except UserError:
+        if unlock_run(folder) and folder.is_dir() and is_fresh(folder):
+            for name in ("run.json", "log.jsonl"):
+                (folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # other files are in it
+                folder.rmdir()
+        raise
+    finally:
+        unlock_run(folder)
 
 
 def note_versions(run: Run) -> None:
@@ -125,13 +177,32 @@ def check_same_run(run: Run, config: Train, data_fingerprint: str) -> None:
             f"{run.folder}: the data have changed since this run began (fingerprint {data_fingerprint[:12]} instead of "
             f"{run.facts['data']['fingerprint'][:12]}); restore them, or start a new run with another --out"
         )
+    if changes := different_settings(run.facts["config"], config):
+        raise UserError(f"{run.folder}: began with other settings ({changes}); use those, or start a new run")
+
+
+def check_same_content(run: Run, rows: Rows) -> None:
+    """Also files that changed and kept their size; older runs do not know what was in theirs."""
+    if not has_same_content(run, rows):
+        raise UserError(
+            f"{run.folder}: images or masks have changed since this run began, though not in size; restore them, or "
+            "start a new run with another --out"
+        )
+
+
+def has_same_content(run: Run, rows: Rows) -> bool:
+    known = run.facts["data"].get("content")
+    return known is None or known == content_fingerprint(rows)
+
+
+def different_settings(stored: Mapping[str, Any], config: Train) -> str:
+    """The first settings that differ and that change the result; "" if none do."""
     before, now = (
         {name: value for name, value in json.loads(json.dumps(asdict(c), default=str)).items() if name not in NEUTRAL}
-        for c in (stored_config(type(config), run.facts["config"]), config)
+        for c in (stored_config(type(config), stored), config)
     )
-    if different := sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)):
-        changes = ", ".join(f"{k}: {before.get(k)} then, {now.get(k)} now" for k in different[:3])
-        raise UserError(f"{run.folder}: began with other settings ({changes}); use those, or start a new run")
+    different = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    return ", ".join(f"{k}: {before.get(k)} then, {now.get(k)} now" for k in different[:3])
 
 
 def read_run(folder: Path | str) -> Run:
@@ -167,6 +238,37 @@ def describe_rows(rows: Rows) -> dict[str, Any]:
         "notes": list(rows.notes),
         "images": int(np.size(numbers)),
     }
+
+
+def digests_of(run: Run, folder: Path) -> dict[str, Any]:
+    """What binds results to the weights and predictions that they are of; part of metrics.json."""
+    files = sorted((folder / "predictions").glob("*.csv"))
+    return {
+        "weights_sha256": stored_checksum(run.best) if run.best.exists() else None,
+        "predictions_sha256": {file.stem: file_sha256(file) for file in files},
+    }
+
+
+def of_these_weights(metrics: Mapping[str, Any], run: Run) -> bool:
+    """Whether results are of the run's present weights, as far as they say."""
+    known, best = metrics.get("weights_sha256"), run.best
+    best = best if best.exists() else run.folder.parent / best.name  # results on other data, inside the run
+    return known is None or not best.exists() or stored_checksum(best) in (None, known)
+
+
+def check_results(run: Run, folder: Path) -> None:
+    """An error if metrics.json is not of the run's weights, or the predictions are not those that it is about."""
+    path = folder / "metrics.json"
+    if not path.is_file():
+        return
+    metrics = read_metrics(path)
+    again = f"evaluate again: `sightline evaluate {run.folder}"
+    if not of_these_weights(metrics, run):
+        raise UserError(f"{path}: is of other weights than {run.best.name}; {again}`")
+    for split, digest in metrics.get("predictions_sha256", {}).items():
+        file = folder / "predictions" / f"{split}.csv"
+        if file.is_file() and file_sha256(file) != digest:
+            raise UserError(f"{path}: is not about the predictions in {file}; {again} --split {split}`")
 
 
 def train_counts(run: Run) -> dict[str, int] | None:

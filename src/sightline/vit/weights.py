@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .backbones import BACKBONES, BY_REPOSITORY, NANO, Backbone
+from .checksums import check_content, save_with_checksum
 from .key_names import to_our_names
 from .model import Input, ViT, ViTConfig
 
@@ -100,14 +101,11 @@ def random_backbone(name: str, classes: int | None, seed: int) -> ViT:
 
 def save_backbone(vit: ViT, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
     """Write a self-describing file for `load_backbone`."""
-    from safetensors.torch import save_file
-
     path = Path(path)
     if path.suffix != ".safetensors":
         raise UserError(f"{path}: weights are saved as .safetensors; use that suffix")
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in vit.state_dict().items()}
-    save_file(tensors, str(path), metadata={METADATA_KEY: json.dumps(asdict(vit.config))})
+    save_with_checksum(path, tensors, {METADATA_KEY: json.dumps(asdict(vit.config))})
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -150,7 +148,10 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     try:
         with safe_open(str(path), framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+        check_content(path, tensors, metadata, "restore it, or download it again")
+        return tensors, metadata
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: not a readable safetensors file ({error}); is the download complete?") from error
 

@@ -17,7 +17,7 @@ from ..data.images import Preprocess
 from ..data.rows import Rows
 from ..errors import UserError
 from ..metrics.inference import inference_batches, map_batches
-from ..training.checkpoint import load_tensors, save_tensors
+from ..training.checkpoint import load_cached, load_tensors, save_tensors
 from ..vit.model import Input, ViT
 from ..vit.weights import HEAD_PREFIXES, weights_sha256
 
@@ -61,13 +61,14 @@ def cached_features(
     `modules` are all that `embed` uses; their weights and repr identify it. With the folder `decoded`, decoded images
     are cached there for this and other uses.
     """
-    path, exists = folder, False
+    path, exists, found = folder, False, None
     if accelerator.is_main_process:
         path = folder / f"features-{features_fingerprint(modules, rows, indices, expects, accelerator)}.safetensors"
-        exists = path.exists()
+        found = load_cached(path)
+        exists = found is not None
     path, exists = broadcast_object_list([path, exists])  # from the main process: all must take the same branch
     if exists:
-        return load_tensors(path)[0]["features"].numpy()
+        return (load_tensors(path)[0] if found is None else found)["features"].numpy()
     for module in modules:
         module.to(accelerator.device).eval()
     batches = inference_batches(rows, indices, expects, accelerator, batch=batch, workers=workers, cache=decoded)

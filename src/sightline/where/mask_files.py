@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from accelerate import Accelerator
 from PIL import Image, PngImagePlugin
 from torch import Tensor, nn
 
+from ..console.files import save_image
 from ..data.batches import Workers
 from ..data.fingerprints import file_fingerprints
 from ..data.images import DecodedImage, Preprocess, ResizeCrop, decode
@@ -133,18 +133,10 @@ def _is_current(file: Path, stamp: str) -> bool:
 
 
 def _save(mask: Image.Image, file: Path, stamp: str) -> None:
-    """Written under a temporary name first, so that an existing file is always complete."""
+    """With the stamp of what it was computed from."""
     text = PngImagePlugin.PngInfo()
     text.add_text(STAMP, stamp)
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        mask.save(partial, format="PNG", pnginfo=text)
-        partial.replace(file)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise UserError(f"{file}: cannot be written ({error.strerror or error}); choose another folder") from error
+    save_image(file, mask, sync=False, pnginfo=text)
 
 
 def _safe_path(image: str) -> str:
