@@ -65,7 +65,7 @@ def test_predict_takes_the_images_listed_in_a_table(runs, toy, tmp_path):
 
 def test_predict_overwrites_only_earlier_predictions(runs, toy, tmp_path):
     images = toy_pictures(toy, tmp_path / "birds", 2)
-    for name, other in (("p.csv", "image,label\na.png,duck\n"), ("p.json", '{"predicted": 1}'), ("q.json", "[1")):
+    for name, other in (("p.csv", "image,label\na.png,duck\n"), ("p.json", '{"mine": 1}'), ("q.json", "[1")):
         out = tmp_path / name
         command = ("predict", runs / "probe", images, "--device", "cpu", "--out", out)
         for _ in range(2):
@@ -73,7 +73,7 @@ def test_predict_overwrites_only_earlier_predictions(runs, toy, tmp_path):
             assert (code, printed) == (0, f"Predictions: {out}\n"), err
         out.write_text(other)
         code, _, err = typed(*command)
-        assert (code, f"{name}: exists, and holds no predictions" in err) == (2, True), err
+        assert (code, f"{name}: exists, and is not of this command" in err) == (2, True), err
         assert out.read_text() == other
 
 
