@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import without_tyro  # noqa: F401 (first, for machines without tyro)
+import bare  # noqa: F401 (first, for machines without tyro)
 from record import middle, record, rounds_of, seconds_of
 from sightline.config import Erm, Ifam
 from sightline.sight import Sight

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import without_tyro  # noqa: F401 (first, for machines without tyro)
+import bare  # noqa: F401 (first, for machines without tyro)
 from sightline.config import Ifam
 from sightline.methods.base import PartSettings, make_selector
 from sightline.methods.erm import Classifier

@@ -16,6 +16,7 @@ NAMES = {
     "flash_attention_for_cpu": "flash (CPU)",
     "efficient_attention": "mem_efficient",
     "cudnn_attention": "cudnn",
+    "varlen": "flash (variable length)",
 }
 
 
@@ -35,11 +36,14 @@ class _Kernels(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.used: list[str] = []
+        self.packed: set[str] = set()  # where sequences are packed, kernels are called by themselves
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name.startswith(PREFIX):
             self.used.append(name.removeprefix(PREFIX))
+        elif name == "_varlen_attn":
+            self.packed.add("varlen")
         return func(*args, **kwargs or {})
 
 
@@ -48,5 +52,5 @@ def attention_kernels(run: Callable[[], object]) -> list[str]:
     computes attention in another way."""
     with torch.no_grad(), _Calls() as asked, _Kernels() as kernels:
         run()
-    found = {NAMES.get(name, name) for name in kernels.used}
+    found = {NAMES.get(name, name) for name in {*kernels.used, *kernels.packed}}
     return sorted(found | {"math"} if asked.count > len(kernels.used) else found)
