@@ -18,7 +18,7 @@ import bare  # noqa: F401 (first, for machines without tyro)
 from sightline.config import Ifam
 from sightline.methods.base import PartSettings, make_selector
 from sightline.methods.erm import Classifier
-from sightline.methods.ifam import IFam, make_predictor, pixel_settings, selector_size
+from sightline.methods.ifam import IFam, make_predictor, pixel_settings, selector_depth, selector_size
 from sightline.sight import Sight, cell_share
 from sightline.training.schedule import update_ema
 from sightline.training.trainable import StepInfo, Trainable, TrainBatch
@@ -31,9 +31,10 @@ SIGHTS: dict[str, dict[str, Any]] = {
     "patches": {"sight": "patches"},
     "patches, no mask gradient": {"sight": "patches", "mask_gradient": False},
     "default": {},
-    "default, low-resolution look": {"scale": 1},  # of stage 1, times the size of the image
-    "default, look with 3 blocks": {"blocks": 3},  # as many as a distilled selector has
-    "default, look with 3 blocks, low resolution": {"blocks": 3, "scale": 1},
+    "default, all blocks at twice the size": {"selector_depth": -1, "scale": 2},  # of the images
+    "default, look at the images' size": {"scale": 1},
+    "default, look with 3 blocks": {"selector_depth": 3},  # as many as a distilled selector has by default
+    "default, look with 3 blocks at the images' size": {"selector_depth": 3, "scale": 1},
     "default, learned": {"selector": "learned"},
 }
 VISIBLE = 0.25
@@ -79,11 +80,12 @@ def given_sight(batch: int, side: int, grid: tuple[int, int], *, pixels: bool) -
 def build(backbone: str, side: int, batch: int, options: dict[str, Any], device: str) -> GivenSight:
     vit, options = random_vit(backbone, 0), dict(options)
     expects = replace(vit.config.input, size=(side, side))
-    where = ViT(replace(vit.config, depth=options.pop("blocks", vit.config.depth)))
     if "scale" in options:
         options["selector_size"] = options.pop("scale") * side
+    if options.get("selector_depth") == -1:
+        options["selector_depth"] = vit.config.depth
     config = Ifam(Path("none"), **options)
-    stage1 = make_selector(where, config, CLASSES, selector_size(config, where, expects))
+    stage1 = make_selector(vit, config, CLASSES, selector_size(config, vit, expects), selector_depth(config, vit))
     model = GivenSight(stage1, make_predictor(vit, config, CLASSES), PartSettings.of(config), pixel_settings(config))
     grid = (side // vit.config.patch,) * 2
     model.given = given_sight(batch, side, grid, pixels=config.hides_pixels).to(device)
