@@ -28,7 +28,7 @@ from evidence import (
 from sightline.compare import compare
 from sightline.metrics.estimates import Estimate
 from sightline.metrics.groups import RESAMPLES, Cells
-from sightline.metrics.intervals import TAIL, gain_lower_bound, mean_estimate, mean_over_runs, resample
+from sightline.metrics.intervals import TAIL, gain_lower_bound, mean_estimate, mean_over_runs, resample, run_weights
 from sightline.metrics.predictions import Predictions, align_runs
 
 Figures = dict[str, Any]
@@ -228,7 +228,7 @@ def seed_by_seed(
     for _ in range(RESAMPLES):
         times = np.bincount(generator.integers(len(images), size=len(images)), minlength=len(images))
         means = (filled @ times) / np.maximum(there @ times, 1)
-        draws.append(means[:, generator.integers(len(seeds), size=len(seeds))].mean(axis=1))
+        draws.append(means @ run_weights(len(seeds), 1, generator)[0])
     found, how, n = np.nanmean(values, axis=2).mean(axis=1), "bootstrap over images and over seeds", len(images)
     drawn = np.array(draws)
     figures = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student_t
 
 from rows import folder_of, folders_of
 from sightline.metrics.estimates import Estimate
@@ -19,7 +20,6 @@ from sightline.metrics.groups import RESAMPLES
 from sightline.metrics.intervals import TAIL, mean_over_runs, resample
 from sightline.metrics.predictions import Predictions
 
-Z = 1.959964
 FOUND, TEST, SIGHT, SIGHTS = (Path("interventions") / n for n in ("found.json", "test.csv", "sight.json", "sight.csv"))
 PLAIN = "plain"  # without an intervention
 STRATA = {  # share of the test images by distance of the bird from the centre, and whether it is the farthest share
@@ -186,9 +186,10 @@ def displaced_in(folder: Path, position: str) -> Predictions | None:
 def mean_over_seeds(seeds: Sequence[Estimate]) -> Estimate:
     """More seeds reduce the variance between seeds, not that over images, which are the same."""
     values = np.array([one.value for one in seeds])
-    variance = np.mean([((one.high - one.low) / (2 * Z)) ** 2 for one in seeds])
-    variance += values.var(ddof=1) / len(values) if len(values) > 1 else 0.0
-    half, how = Z * math.sqrt(variance), "normal, over images" + (" and over seeds" if len(values) > 1 else "")
+    half = float(np.mean([((one.high - one.low) / 2) ** 2 for one in seeds]))
+    if len(values) > 1:
+        half += student_t.ppf(1 - TAIL, len(values) - 1) ** 2 * values.var(ddof=1) / len(values)
+    half, how = math.sqrt(half), "normal, over images" + (" and t, over seeds" if len(values) > 1 else "")
     return Estimate(values.mean(), values.mean() - half, values.mean() + half, seeds[0].n, how)
 
 

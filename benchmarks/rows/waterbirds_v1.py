@@ -59,7 +59,6 @@ FROZEN: dict[str, str] = {
 FIVE_SEEDS = ("DFR val", "DFR train")
 BESIDE: dict[str, str] = {
     "iFAM K=2": "ifam --parts 2 --epochs 10",
-    "iFAM K=4, whole patches, clusters, our recipe": "ifam --parts 4 --epochs 10 --sight patches --selector clusters",
     "ERM, balanced groups": f"erm {BY_GROUPS} --balance groups",
     "PDiscoFormer K=8": "pdiscoformer --parts 8 --epochs 10",
     "late mask, true": f"late-mask {BRIEF}",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.metrics.groups import evaluate, evaluate_seeds
-from sightline.metrics.intervals import gain_lower_bound, minimum_interval
+from sightline.metrics.intervals import gain_lower_bound, minimum_interval, run_weights
 from sightline.metrics.predictions import align_runs
 
 from ..answering import IN_TRAINING, PLACES, chances, estimates, made, scored, shuffled
@@ -109,12 +109,22 @@ def test_seeds_that_differ_widen_the_interval_and_seeds_that_agree_do_not():
     assert any("4 seeds" in warning for warning in differ.warnings)
 
 
-def test_two_seeds_do_not_understate_their_variance():
-    runs = [made((n, n, n, n), (1000, 1000, 1000, 1000)) for n in (700, 900)]
-    drawn = evaluate_seeds(
-        runs
-    ).accuracy  # the standard error of a mean of 0.7 and 0.9 is 0.1; two draws alone have 0.071
-    assert (drawn.low, drawn.high) == pytest.approx((0.8 - 2**0.5 / 10, 0.8 + 2**0.5 / 10), abs=0.02)
+def test_few_seeds_deviate_as_students_t_says():
+    runs = [made((n, n, n, n), (100_000,) * 4) for n in (78_000, 80_000, 82_000)]
+    drawn = evaluate_seeds(runs, resamples=20_000).accuracy
+    reach = 4.302653 * 0.02 / 3**0.5  # t with two degrees of freedom, times the standard error of the mean
+    assert (drawn.low, drawn.high) == pytest.approx((0.8 - reach, 0.8 + reach), rel=0.005)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_intervals_over_few_seeds_have_the_stated_coverage(count):
+    """Where seeds differ much more than images, t is exact; a bootstrap of the seeds covers 84 % of two."""
+    generator, covers = np.random.default_rng(count), 0
+    weights = run_weights(count, 4000, generator)
+    for _ in range(1000):
+        low, high = np.quantile(weights @ generator.normal(0.8, 0.03, count), [0.025, 0.975])
+        covers += low <= 0.8 <= high
+    assert 0.93 <= covers / 1000 <= 0.975
 
 
 def test_the_worst_group_over_seeds_is_the_mean_of_each_seeds_worst():

@@ -1,7 +1,7 @@
 """95 % intervals for proportions, means, minima (worst group) and areas under the ROC curve.
 
 A proportion of one run has Wilson's interval. Everything else is bootstrapped: images are resampled within their cell
-and, with several runs, the runs too. Each cell is resampled as if it had one more correct and one more wrong image, so
+and, with several runs, their mean deviates as Student's t says. Each cell is resampled as if it had one more correct and one more wrong image, so
 that a cell without a single error has an interval too; means are then centred on the observed value again.
 """
 
@@ -72,7 +72,7 @@ def resample(correct: Sequence[np.ndarray], cells: np.ndarray, resamples: int, s
         drawn.append(_draw_accuracies(n, chances, patterns, resamples, generator))
     columns = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
     observed, centre, drawn = (np.stack(values, axis=-1) for values in (observed, centre, drawn))
-    weights = [_run_weights(count, resamples, generator) for count in counts]
+    weights = [run_weights(count, resamples, generator) for count in counts]
     return [Sample(observed[k], drawn[:, k], centre[k], w) for k, w in zip(columns, weights, strict=True)]
 
 
@@ -86,12 +86,16 @@ def _draw_accuracies(
     return np.concatenate([generator.multinomial(n, chances, size=size) @ patterns for size in sizes]) / n
 
 
-def _run_weights(count: int, resamples: int, generator: np.random.Generator) -> np.ndarray:
-    """[R, S]: runs drawn with replacement, stretched by √(S / (S - 1)) since so few runs understate their variance."""
+def run_weights(count: int, resamples: int, generator: np.random.Generator) -> np.ndarray:
+    """[R, S]: weights that sum to 1, under which the mean of any S values x deviates from their mean by SD(x) / √S times
+    a draw from Student's t with S - 1 degrees of freedom: so few runs do not tell their variance, and a bootstrap of
+    them would cover much less than 95 %."""
     if count == 1:
         return np.ones((resamples, 1))
-    weights = generator.multinomial(count, np.full(count, 1 / count), size=resamples) / count
-    return 1 / count + (weights - 1 / count) * math.sqrt(count / (count - 1))
+    normal = generator.normal(size=(resamples, count))
+    normal -= normal.mean(axis=1, keepdims=True)
+    chi_square = generator.chisquare(count - 1, size=(resamples, 1))
+    return 1 / count + normal / np.sqrt(count * chi_square)
 
 
 def mean_over_runs(drawn: np.ndarray, runs: np.ndarray) -> np.ndarray:
