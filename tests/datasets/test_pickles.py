@@ -76,6 +76,14 @@ def test_a_pickle_cannot_modify_the_allowed_classes(tmp_path):
     assert not hasattr(read_pickle(tmp_path / "b.pkl"), "trace")
 
 
+def shared_lists() -> list:
+    """Forty lists that JSON would write as 2^40."""
+    laughs = ["ha"]
+    for _ in range(40):
+        laughs = [laughs, laughs]
+    return laughs
+
+
 def recursive_list() -> list:
     inside: list = []
     inside.append(inside)
@@ -93,6 +101,7 @@ def recursive_list() -> list:
         (pickle.dumps(float("nan")), "no JSON form"),
         (pickle.dumps({frozenset({1}): 1}), "a key of type frozenset"),
         (pickle.dumps(recursive_list()), "contains itself"),
+        (pickle.dumps(shared_lists()), r"more than 10,000,000 values"),
     ],
 )
 def test_values_that_json_cannot_represent_are_an_error(content, message, tmp_path):

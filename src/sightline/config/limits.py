@@ -71,11 +71,12 @@ HalfOpen = Annotated[float, Within(0, 1, open_high=True)]  # a probability or de
 class Checked:
     """A configuration whose values are checked when it is made."""
 
-    flag_prefix: ClassVar[str] = "--"
+    flag_prefix: ClassVar[str] = "--"  # empty: no command-line flags
 
     def __post_init__(self) -> None:
         for name, value, problem in problems(self):
-            error = UserError(f"{self.flag_prefix}{name.replace('_', '-')} {shortened(value)}: {problem}")
+            label = f"{self.flag_prefix}{name.replace('_', '-')}" if self.flag_prefix else name
+            error = UserError(f"{label} {shortened(value)}: {problem}")
             if (collected := _collected.get()) is None:
                 raise error
             collected.append(error)

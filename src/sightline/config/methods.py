@@ -274,7 +274,7 @@ class Ifam(Pdiscoformer):
     """How stage 1 finds the object: by clustering patch tokens before training (frozen; needs objects that seldom touch
     the image border), or by learned prototypes and shaping losses as in the papers. Default: clusters with --sight
     pixels; learned with patches, --preset published or --mask-gradient."""
-    selector_depth: int | None = None
+    selector_depth: Count | None = None
     """With --selector clusters: number of blocks of the selector's ViT that are used, counted from the input. Default:
     two thirds of them, which find the object as well as all of them."""
     sight: Literal["patches", "pixels"] | None = None

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from ..errors import UserError
+from .formats import check_size
 
 
 def read_dicom(source: Path | BinaryIO, name: str | None = None) -> Image.Image:
@@ -20,9 +21,12 @@ def read_dicom(source: Path | BinaryIO, name: str | None = None) -> Image.Image:
         raise UserError(f"{name}: DICOM needs pydicom; install it with: pip install 'sightline[medical]'") from None
     try:
         data = pydicom.dcmread(source)
+        check_size((int(data.Columns) * int(data.get("NumberOfFrames") or 1), int(data.Rows)), name)
         pixels = data.pixel_array
     except FileNotFoundError:
         raise UserError(f"{name}: no such file") from None
+    except UserError:
+        raise
     except Exception as error:  # pydicom and its decoders fail in many ways
         raise UserError(f"{name}: not a readable DICOM image ({error}); restore or remove it") from None
     photometric = data.get("PhotometricInterpretation", "MONOCHROME2")

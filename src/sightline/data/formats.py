@@ -1,4 +1,4 @@
-"""Recognising image files by suffix or content."""
+"""Recognising image files by suffix or content, and the limits of what is decoded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
+from ..errors import UserError
+
+# What Pillow may decode, whatever a file is called: a file named .jpg may be PostScript, which Ghostscript would run.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
+MOST_PIXELS = 100_000_000  # of an image or mask; decoding takes at most 24 bytes for each
+MOST_ELONGATED = 50  # longer side / shorter side
 
 
 def is_image(path: str) -> bool:
@@ -28,3 +34,15 @@ def is_dicom(source: Path | str | BinaryIO, name: str) -> bool:
     except OSError:
         return False
     return header[128:] == b"DICM"
+
+
+def check_size(size: tuple[int, int], name: str) -> None:
+    """Before an image is decoded: its header may promise any size."""
+    width, height = size
+    if min(size) < 1:
+        raise UserError(f"{name}: an image of {width}×{height} pixels; remove it")
+    if width * height > MOST_PIXELS:
+        raise UserError(f"{name}: {width:,}×{height:,} pixels, more than {MOST_PIXELS:,}; make it smaller")
+    if max(size) > MOST_ELONGATED * min(size):
+        limit = f"one side more than {MOST_ELONGATED} times the other"
+        raise UserError(f"{name}: {width:,}×{height:,} pixels, {limit}; crop or remove it")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -23,12 +24,14 @@ from torch import Tensor
 from ..console.files import protect
 from ..errors import UserError
 from ..vit.model import Input
-from .formats import SUFFIXES, is_dicom, is_image
+from .formats import FORMATS, MOST_PIXELS, SUFFIXES, check_size, is_dicom, is_image
 from .rows import Rows
 from .unlabelled import csv_file_of, images_in_table
 
 LOSSLESS = {"PNG", "TIFF", "BMP", "GIF", "PPM"}  # formats in which a level of 1 is not noise
 ORIENTATION = 0x0112  # the EXIF tag
+MOST_ENLARGED = 8  # pixels resized per pixel needed, above which only the window that is needed is resized
+MOST_UNPACKED = 1 << 30  # bytes of a member of an archive
 RESAMPLE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
@@ -102,7 +105,13 @@ class ResizeCrop:
 
     def _apply(self, image: Image.Image, resample: Image.Resampling) -> Image.Image:
         h, w = self.preprocess.size
-        return image.resize(self.resized, resample).crop((self.left, self.top, self.left + w, self.top + h))
+        window = (self.left, self.top, self.left + w, self.top + h)
+        if self.resized[0] * self.resized[1] <= MOST_ENLARGED * h * w:
+            return image.resize(self.resized, resample).crop(window)
+        across, down = image.size[0] / self.resized[0], image.size[1] / self.resized[1]
+        left, top, right, bottom = window
+        box = (left * across, top * down, min(right * across, image.size[0]), min(bottom * down, image.size[1]))
+        return image.resize((w, h), resample, box=box)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +200,7 @@ def to_upright_rgb(image: Image.Image, name: str = "the image") -> Image.Image:
     if image.getexif().get(ORIENTATION, 1) != 1:
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
-        image = Image.fromarray(_to_8_bits(np.asarray(image, dtype=np.float64), image.mode, name))
+        image = Image.fromarray(_to_8_bits(np.asarray(image), image.mode, name))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -227,13 +236,22 @@ def open_file(root: Path, path: str) -> BinaryIO | Path:
         return root / path
     archive, member = located
     try:
-        return io.BytesIO(_open_archive(archive).read(member))
+        return io.BytesIO(read_member(_open_archive(archive), member, f"{archive}/{member}"))
     except KeyError:
         raise UserError(f"{archive}: no member {member}; check that it is the right archive and complete") from None
     except (RuntimeError, NotImplementedError) as error:  # password-protected, or an unknown compression
         raise UserError(f"{archive}/{member}: cannot be extracted ({error}); extract the archive yourself") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
         raise UserError(f"{archive}/{member}: damaged archive ({error}); download it again") from error
+
+
+def read_member(archive: zipfile.ZipFile, member: str, name: str) -> bytes:
+    """The content of a member, up to a limit, whatever size its header promises."""
+    with archive.open(member) as file:
+        content = file.read(MOST_UNPACKED + 1)
+    if len(content) > MOST_UNPACKED:
+        raise UserError(f"{name}: unpacks to more than {MOST_UNPACKED >> 20:,} MiB; extract the archive yourself")
+    return content
 
 
 _archives: dict[Path, tuple[tuple[int, int, int], zipfile.ZipFile]] = {}
@@ -270,25 +288,36 @@ def _open(source: Path | str | BinaryIO, name: str) -> Image.Image:
 
         return read_dicom(Path(source) if isinstance(source, str) else source, name)
     try:
-        image = Image.open(source)
+        with warnings.catch_warnings():  # Pillow warns of large images; we refuse them
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(source, formats=FORMATS)
+        check_size(image.size, name)
         image.load()
         return image
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{name}: no such file") from None
     except PermissionError:
         raise UserError(f"{name}: permission denied; change its permissions") from None
+    except UserError:
+        raise
     except UnidentifiedImageError:
         raise UserError(f"{name}: not a readable image; remove it, or convert it to PNG or JPEG") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Image.DecompressionBombError:
+        raise UserError(f"{name}: more than {MOST_PIXELS:,} pixels; make it smaller") from None
+    except MemoryError:
+        raise UserError(f"{name}: too large for this machine's memory; make it smaller") from None
+    except Exception as error:  # decoders fail in many ways
         raise UserError(f"{name}: damaged image ({error}); restore or remove it") from error
 
 
 def _to_8_bits(values: np.ndarray, mode: str, name: str) -> np.ndarray:
     largest = 1.0 if mode == "F" else 65535.0
+    if not np.isfinite(values).all():
+        raise UserError(f"{name}: has pixels that are not numbers (NaN or infinite); restore or remove it")
     if values.size and (values.min() < 0 or values.max() > largest):
         limits = f"{values.min():g} to {values.max():g}"
         raise UserError(f"{name}: pixel values from {limits} in mode {mode}; save it with 8 or 16 bits")
-    return np.round(values / largest * 255).astype(np.uint8)
+    return np.round(values.astype(np.float64) / largest * 255).astype(np.uint8)
 
 
 def _mask_path(rows: Rows, i: int) -> str:

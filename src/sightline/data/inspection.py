@@ -13,7 +13,7 @@ from PIL import Image
 
 from ..errors import UserError
 from .duplicates import perceptual_hash
-from .formats import is_dicom
+from .formats import FORMATS, is_dicom
 from .images import ORIENTATION, open_file, read_row_image, read_row_mask, same_aspect_ratio
 from .rows import Rows
 
@@ -96,7 +96,7 @@ def _kinds(rows: Rows, row: int) -> tuple[str, ...]:
     source = open_file(rows.root, rows.images[row])
     if is_dicom(source, rows.images[row]):
         return ("DICOM",)
-    with Image.open(source) as file:
+    with Image.open(source, formats=FORMATS) as file:
         no_exif = file.format == "PNG" and "exif" not in file.info  # getexif would decode such a file again
         unusual = {
             "grey": file.mode in ("1", "L", "LA"),
@@ -111,7 +111,7 @@ def _kinds(rows: Rows, row: int) -> tuple[str, ...]:
 
 def _depth_problems(rows: Rows, row: int) -> list[tuple[str, str]]:
     """Scanners write 12 bits into 16-bit files, which are read over the full range."""
-    with Image.open(open_file(rows.root, rows.images[row])) as file:
+    with Image.open(open_file(rows.root, rows.images[row]), formats=FORMATS) as file:
         largest = 0 if file.mode == "F" else int(np.asarray(file).max())
     return [("nearly black", f"at most {largest}")] if 0 < largest <= TWELVE_BITS else []
 

@@ -13,6 +13,8 @@ from zipfile import BadZipFile, ZipFile
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from ..data.formats import FORMATS, check_size
+from ..data.images import read_member
 from ..errors import UserError
 from .cub import read_by_id, read_names
 
@@ -34,7 +36,9 @@ class Files:
 
     def read(self, name: str) -> bytes:
         try:
-            return _archive(self.root).read(name) if self.zipped else (self.root / name).read_bytes()
+            if not self.zipped:
+                return (self.root / name).read_bytes()
+            return read_member(_archive(self.root), name, str(self.root / name))
         except (KeyError, FileNotFoundError):
             raise UserError(f"{self.root / name}: no such file; is {self.root.name} complete?") from None
         except (OSError, BadZipFile) as error:
@@ -46,9 +50,12 @@ class Files:
     def image(self, name: str) -> Image.Image:
         data = self.read(name)
         try:
-            image = Image.open(io.BytesIO(data))
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            check_size(image.size, str(self.root / name))
             image.load()
             return image
+        except UserError:
+            raise
         except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise UserError(f"{self.root / name}: damaged image ({error}); restore or remove it") from error
 

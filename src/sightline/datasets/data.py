@@ -194,7 +194,7 @@ def _write_image(plan: ImagePlan, birds: Birds, scenes: Scenes | None, folder: P
         _save(pasted.mask, folder / mask)
         _save(pasted.image, folder / image, quality)
     elif plan.pose:
-        with Image.open(folder / mask) as saved:
+        with Image.open(folder / mask, formats=["PNG"]) as saved:
             box = saved.getbbox()
     assert box is not None, "no mask is empty"
     row = {"image": image, "label": plan.label, "split": plan.split}

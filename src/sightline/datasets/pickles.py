@@ -20,6 +20,7 @@ from ..errors import UserError
 from .reading import read_json
 
 CONTAINERS = {"set": set, "frozenset": frozenset}
+MOST_VALUES = 10_000_000
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -46,7 +47,11 @@ def read_pickle(path: Path) -> Any:
 def pickle_to_json(path: Path, out: Path) -> None:
     """Write the content of a pickle as JSON, in the form that the module's docstring describes."""
     try:
-        text = json.dumps(_plain(read_pickle(path)), indent=0, allow_nan=False, ensure_ascii=False)
+        content = read_pickle(path)
+        if count_values(content, MOST_VALUES) > MOST_VALUES:
+            what = f"more than {MOST_VALUES:,} values, or one that contains itself"
+            raise UserError(f"{path}: has {what}; do not open it")
+        text = json.dumps(_plain(content), indent=0, allow_nan=False, ensure_ascii=False)
     except RecursionError:
         raise UserError(f"{path}: has a value that contains itself, which JSON cannot represent") from None
     except (TypeError, ValueError) as error:
@@ -68,6 +73,19 @@ def read_converted(root: Path, stem: str, layout: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file}: expected an object ({{...}}) made from {stem}.pkl, found {type(content).__name__}")
     return content
+
+
+def count_values(value: Any, most: int) -> int:
+    """The values that JSON would hold, up to `most`: a pickle may name one list a billion times."""
+    count, left = 0, [value]
+    while left and count <= most:
+        one = left.pop()
+        count += 1
+        if isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            left += one
+    return count
 
 
 def _plain(value: Any) -> Any:

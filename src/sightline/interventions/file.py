@@ -9,7 +9,6 @@ part keeps its patches whatever the background probability.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..config.schema import InterventionFile, json_misfit, read_json
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -123,7 +123,10 @@ class Intervention:
 
         check_checksum(Path(path), "restore it, or remove it with `sightline intervene RUN --clear`")
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            values = read_json(Path(path))
+            if problem := json_misfit(values, InterventionFile):
+                raise ValueError(problem)
+            return cls.from_dict(values)
         except FileNotFoundError:
             raise UserError(f"{path}: no such file; create it with `sightline intervene RUN`") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

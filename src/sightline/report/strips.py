@@ -91,7 +91,11 @@ def part_removal_section(run: Path, measured: dict[str, Any], name: str = "") ->
     about += f" {measured['suspect']['sentence']}" if measured.get("suspect") else ""
     captions = {"parts": "part removal", "quantiles": "token removal"}
     files = {name: run / SEARCH_FILE.parent / f"{name}.png" for name in captions}
-    images = {captions[name]: Image.open(file).convert("RGB") for name, file in files.items() if file.exists()}
+    images = {
+        captions[name]: Image.open(file, formats=["PNG"]).convert("RGB")
+        for name, file in files.items()
+        if file.exists()
+    }
     return Section(
         f"{name or run.name}: part removal and token removal",
         about,

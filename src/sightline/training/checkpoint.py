@@ -39,7 +39,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return tensors, json.loads(metadata.get("facts", "{}"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; the run has no checkpoint, train it again") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged checkpoint ({error}); restore it, or train again") from error
 
 

@@ -25,6 +25,7 @@ import torch
 
 from .. import __version__
 from ..config import Train
+from ..config.schema import check_run_facts, read_json
 from ..config.stored import FORMAT, renamed_keys, stored_config
 from ..console.checksums import file_sha256
 from ..console.files import append_line, cannot_write, remove_all_leftovers, save_text
@@ -209,12 +210,12 @@ def read_run(folder: Path | str) -> Run:
     folder = Path(folder)
     path = folder / "run.json"
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        facts = read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder}: not a run folder (no run.json); `sightline train` makes one") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error}); restore it, or train again") from error
-    return Run(folder, in_current_format(facts, path))
+    return Run(folder, in_current_format(check_run_facts(facts, path), path))
 
 
 def in_current_format(facts: dict[str, Any], path: Path) -> dict[str, Any]:

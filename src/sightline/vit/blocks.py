@@ -16,7 +16,7 @@ from .packing import Packing
 from .positions import Rotary, rotate
 
 if TYPE_CHECKING:
-    from .model import ViTConfig
+    from .config import ViTConfig
 
 Captured = dict[str, Tensor]  # the requested values of one block's attention
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -32,47 +32,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .blocks import Block, PatchEmbed, initialise
+from .config import IMAGENET_MEAN as IMAGENET_MEAN
+from .config import IMAGENET_STD as IMAGENET_STD
+from .config import Input as Input
+from .config import ViTConfig as ViTConfig
 from .masking import VisiblePatches, attention_bias, blank, check_not_float16
 from .packing import Packing, can_pack
-from .positions import Positions, Rotary, resize_position_embeddings, rotary_table, with_unrotated_prefix
+from .positions import Rotary, resize_position_embeddings, rotary_table, with_unrotated_prefix
 
 Hide = Literal["removal", "mask", "weighted"]
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True)
-class Input:
-    """The preprocessing that a set of weights expects: size, normalisation and crop."""
-
-    size: tuple[int, int] = (224, 224)
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    resample: Literal["bicubic", "bilinear"] = "bicubic"
-    crop: float = 1.0  # the short side is resized to size / crop, then `size` is cropped from the centre
-
-
-@dataclass(frozen=True)
-class ViTConfig:
-    width: int = 384
-    depth: int = 12
-    heads: int = 6
-    patch: int = 16
-    grid: tuple[int, int] = (14, 14)  # the patch grid of the stored position embeddings
-    registers: int = 0
-    hidden: int | None = None  # width of the MLP; None: 4 × width
-    mlp: Literal["gelu", "quick_gelu", "swiglu"] = "gelu"
-    positions: Positions = "bicubic_antialias"  # how learned position embeddings are resized, or rotary
-    rotary_base: float = 100.0
-    layer_scale: float | None = None  # its initial value; None: no LayerScale
-    pre_norm: bool = False  # CLIP: a LayerNorm before the first block
-    patch_bias: bool = True
-    qkv_bias: Literal["all", "no_key", "none"] = "all"
-    norm_eps: float = 1e-6
-    classes: int = 0  # width of the head (CLIP: of the projection); 0: no head
-    head_bias: bool = True
-    head_norm: bool = False  # iFAM's predictor: another LayerNorm before the head
-    input: Input = field(default_factory=Input)
 
 
 @dataclass(frozen=True)

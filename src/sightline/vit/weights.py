@@ -27,10 +27,10 @@ from .backbones import BACKBONES, BY_REPOSITORY, NANO, Backbone
 from .checksums import check_content, save_with_checksum
 from .key_names import to_our_names
 from .model import Input, ViT, ViTConfig
+from .plausible import check_archive, check_plausible, elements_of, state_dict_of
 
 METADATA_KEY = "sightline"  # in the header of our own files: the ViTConfig, so that they are self-describing
 HEAD_PREFIXES = ("head.", "fc_norm.")
-CONTAINERS = ("teacher", "state_dict", "model", "model_state", "module")  # keys under which .pth files hold the tensors
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _shard_files(index: Path) -> list[str]:
     try:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if outside := next((shard for shard in shards if Path(shard).name != shard), None):
+            raise ValueError(f"{outside[:60]!r} is not a file beside it")
+        return shards
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{index}: not an index of safetensors shards ({error})") from error
 
 
@@ -157,6 +160,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
+    check_archive(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a zip, pickle or format error, of several unrelated types
@@ -166,17 +170,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
             f"{path}: not a file of plain tensors ({reason}). Sightline runs no code from files: if you trust it, "
             "load it yourself and save its state dict as safetensors"
         ) from error
-    while isinstance(content, Mapping) and (
-        inside := next((content[name] for name in CONTAINERS if isinstance(content.get(name), Mapping)), None)
-    ):
-        content = inside
-    if not isinstance(content, Mapping):
-        raise UserError(f"{path}: contains a {type(content).__name__}, not a state dict")
-    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    if not tensors:
-        keys = ", ".join(map(str, list(content)[:8]))
-        raise UserError(f"{path}: contains no tensors" + (f", only {keys}" if keys else ""))
-    return tensors
+    return state_dict_of(content, path)
 
 
 def download_backbone(backbone: Backbone, revision: str | None) -> tuple[Path, str | None]:
@@ -221,6 +215,7 @@ def _fetch(name: str, repository: str, file: str, revision: str | None) -> Path:
 def fit_weights(tensors: dict[str, Tensor], config: ViTConfig, path: Path, classes: int | None, seed: int) -> ViT:
     """A ViT of this config with these tensors, or an error that lists what does not fit."""
     config = _adapt_config(config, tensors, classes)
+    check_plausible(config, elements_of(tensor.shape for tensor in tensors.values()), path)
     if classes is not None:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD_PREFIXES)}
     with torch.random.fork_rng(devices=[]):  # loading does not change the caller's random state
@@ -286,8 +281,11 @@ def config_from_json(text: str, path: Path | str) -> ViTConfig:
         values: dict[str, Any] = json.loads(text, object_hook=_lists_to_tuples)
         values["input"] = Input(**values["input"])
         return ViTConfig(**values)
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path}: its header is from another version of Sightline ({error})") from error
+    except UserError as error:
+        raise UserError(f"{path}: impossible architecture ({error})") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: its header is from another version of Sightline ({reason})") from error
 
 
 def _lists_to_tuples(values: dict[str, Any]) -> dict[str, Any]:
@@ -303,7 +301,7 @@ def shape_of(tensors: Mapping[str, Tensor]) -> dict[str, object] | None:
     hidden = fc2.shape[1]
     shape = {
         "width": cls.shape[-1],
-        "depth": 1 + max(int(name.split(".")[1]) for name in tensors if re.match(r"blocks\.\d+\.", name)),
+        "depth": 1 + max(int(name.split(".")[1]) for name in tensors if re.match(r"blocks\.\d{1,6}\.", name)),
         "patch": proj.shape[-1],
         "registers": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
         "hidden": hidden,

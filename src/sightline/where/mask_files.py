@@ -124,7 +124,7 @@ def _visible(where: Look, samples: list[DecodedImage], device: torch.device) -> 
 
 def _is_current(file: Path, stamp: str) -> bool:
     try:
-        with Image.open(file) as mask:
+        with Image.open(file, formats=["PNG"]) as mask:
             same = mask.info.get(STAMP) == stamp
             mask.verify()
     except (OSError, SyntaxError, ValueError):
