@@ -60,6 +60,7 @@ COMMANDS = {
     "matrix": Command(config.Matrix, "matrix.matrix"),
     "pretrain": Command(config.Pretrain, "pretrain"),
     "backbones": Command(config.Backbones, "vit.backbones"),
+    "distill": Command(config.Distill, "methods.distill"),
     "export": Command(config.Export, "export.export"),
     "push": Command(config.Push, "export.push"),
     "import": Command(config.Import, "methods.import_"),

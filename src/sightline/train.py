@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -43,12 +44,13 @@ from .training.state import LoopPosition, TrainState
 from .training.trackers import tensorboard_logger
 from .training.trainable import StepInfo, Trainable, TrainBatch, TrainContext
 from .vit.blocks import Block
+from .vit.model import Input
 
 # ---- the whole run ---------------------------------------------------------------------------------------------------
 
 
-def train(config: Train) -> Path:
-    """Train a method on a dataset; returns the run folder."""
+def train(config: Train, make: Callable[..., tuple[Any, Input]] | None = None) -> Path:
+    """Train a method on a dataset; returns the run folder. `make` replaces the method's own `make_NAME`."""
     rows = read_rows(config.data, layout=config.layout, seed=config.split_seed)
     validate_config(config, rows)
     used = carve_validation(rows, seed=config.split_seed) if config.select_on == "train-split" else rows
@@ -56,7 +58,7 @@ def train(config: Train) -> Path:
         accelerator = make_accelerator(config.device, config.precision)
         check_processes(config, rows, accelerator.num_processes)
         run = begin_together(config, rows, accelerator)
-        model, expects = maker_of(config.method)(config, used, run, accelerator)
+        model, expects = (make or maker_of(config.method))(config, used, run, accelerator)
         context = TrainContext(model.with_masks(used), run, accelerator, expects)
         if isinstance(config, Loop):
             model.prepare(context, train)

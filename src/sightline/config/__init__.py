@@ -6,6 +6,7 @@ from .auditing import Audit
 from .backbones import Backbones, Import, Pretrain
 from .batch import Embed, Predict, ToParts
 from .data import BUILDS, CONVERTIBLE, Build, Check, Convert, Data, Toy
+from .distilling import Distill
 from .exporting import Export, Push
 from .intervening import Intervene
 from .matrix import Matrix
@@ -35,9 +36,9 @@ from .zeroshot import A2Zs, Ttr, Zs
 
 __all__ = [
     "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "Aim", "App", "Audit", "Backbones", "Build",
-    "CentreCrop", "Check", "Compare", "Convert", "Coral", "Cvar", "Data", "Demo", "Dfr", "EarlyMask", "Embed", "Ep",
-    "Erm", "Evaluate", "Export", "George", "Gradmask", "Groupdro", "Ifam", "Import", "Intervene", "Irm", "Jtt",
-    "LateMask", "Lff", "Localize", "Loop", "Masktune", "Matrix", "Pdiscoformer", "Predict", "Pretrain", "Probe",
-    "Push", "RandomCrop", "Robustvit", "Rrr", "Shape", "Shaping", "Stress", "Strips", "Suite", "ToParts", "Toy",
-    "Train", "Ttr", "Verify", "Zs",
+    "CentreCrop", "Check", "Compare", "Convert", "Coral", "Cvar", "Data", "Demo", "Dfr", "Distill", "EarlyMask",
+    "Embed", "Ep", "Erm", "Evaluate", "Export", "George", "Gradmask", "Groupdro", "Ifam", "Import", "Intervene",
+    "Irm", "Jtt", "LateMask", "Lff", "Localize", "Loop", "Masktune", "Matrix", "Pdiscoformer", "Predict", "Pretrain",
+    "Probe", "Push", "RandomCrop", "Robustvit", "Rrr", "Shape", "Shaping", "Stress", "Strips", "Suite", "ToParts",
+    "Toy", "Train", "Ttr", "Verify", "Zs",
 ]  # fmt: skip

@@ -1,0 +1,56 @@
+"""Settings for making a trained model cheaper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from .limits import Checked, Count, NotNegative, Processes, Seed, Side
+
+
+@dataclass(frozen=True)
+class Distill(Checked):
+    """Teach a small selector the part maps of an iFAM run; the result is a run that looks at a fraction of the cost.
+
+    Stage 2 stays as it is. No labels are used in training; epochs are selected on the validation data, as in the run,
+    and what the small selector costs in accuracy there is reported."""
+
+    run: Positional[Path]
+    """Run folder of the trained iFAM model."""
+    out: Path | None = None
+    """Folder of the new run. Default: RUN-distilled."""
+    data: Path | None = None
+    """Images to learn from: a folder or CSV file with the same classes. Default: the data that the run was trained
+    on."""
+    blocks: Count = 3
+    """Transformer blocks of the new selector: the first ones of the run's selector, with their weights."""
+    where: str | None = None
+    """Instead: another, smaller backbone, by name or file, with all its blocks."""
+    look_size: Side | None = None
+    """Image side in pixels at which the new selector looks, with --sight pixels; halving it cuts the cost to a quarter
+    or less. Default: as in the run."""
+    epochs: Count = 10
+    """Number of passes over the training images."""
+    lr: NotNegative = 3e-4
+    """Learning rate of the selector's ViT at batch size 128; scaled by √(batch/128), with cosine decay."""
+    head_lr_factor: NotNegative = 10.0
+    """Learning rate of the part prototypes and of the foreground classifier, as a multiple of --lr."""
+    batch: Count = 64
+    """Batch size, summed over all processes."""
+    seed: Seed = 0
+    """Random seed of data order and augmentation."""
+    workers: Processes = 2
+    """Data-loading processes."""
+    cache: Path | None = None
+    """Folder that caches decoded images for this run and later ones."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; `auto` takes the GPU if there is one."""
+    resume: bool = False
+    """Continue the interrupted run in --out."""
+
+    @property
+    def folder(self) -> Path:
+        return self.out or self.run.with_name(f"{self.run.resolve().name}-distilled")
