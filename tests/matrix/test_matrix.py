@@ -110,8 +110,8 @@ def test_invalid_ways_are_refused():
     assert [way.description for way in crop_ways(settings(crop_size=("1/2", "8+4")))] == ["crops 1/2", "crops 8+4"]
     with pytest.raises(UserError, match="--crop-size x"):
         crop_ways(settings(crop_size=("x",)))
-    with pytest.raises(UserError, match=r"--attention-mass 1\.5"):
-        mass_ways(settings(attention_mass=(0.5, 1.5)))
+    with pytest.raises(UserError, match=r"--attention-mass 0\.5 1\.5: must be above 0 and at most 1"):
+        settings(attention_mass=(0.5, 1.5))
     with pytest.raises(UserError, match="--attention-mass: name at least one"):
         mass_ways(settings(attention_mass=()))
 

@@ -145,9 +145,9 @@ def misfit(value: Any, hint: Any) -> str | None:
 
 def closest(value: Any, arms: tuple[Any, ...], found: list[str | None]) -> str | None:
     """Of several types, the complaint of the one that is most likely meant."""
-    told = [text for arm, text in zip(arms, found, strict=True) if arm is not type(None)]
-    numbers = [text for text in told if text and not text.startswith("must be a whole number")]
-    return (numbers if isinstance(value, Real) and numbers else told)[0]
+    complaints = [text for arm, text in zip(arms, found, strict=True) if arm is not type(None)]
+    numbers = [text for text in complaints if text and not text.startswith("must be a whole number")]
+    return (numbers if isinstance(value, Real) and numbers else complaints)[0]
 
 
 def tuple_misfit(value: Any, inner: tuple[Any, ...]) -> str | None:

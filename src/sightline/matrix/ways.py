@@ -52,9 +52,6 @@ def crop_ways(config: Matrix) -> list[Way]:
 
 
 def mass_ways(config: Matrix) -> list[Way]:
-    for mass in config.attention_mass:
-        if not 0 < mass <= 1:
-            raise UserError(f"--attention-mass {mass}: must be above 0 and at most 1")
     if not config.attention_mass:
         raise UserError("--attention-mass: name at least one fraction")
     return [Way(mass=mass) for mass in config.attention_mass]

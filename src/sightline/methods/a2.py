@@ -90,8 +90,6 @@ def parse_crop_sizes(config: CentreCrop) -> list[tuple[tuple[str, ...], tuple[in
             )
         if len(sides) > 1 and not isinstance(config, RandomCrop):
             raise UserError(f"--crop-size {text}: there is only one centre crop; give one side")
-        if given and min(given) < 1:
-            raise UserError(f"--crop-count {min(given)}: must be at least 1")
         counts = given or (len(sides),)
         extended = sides + max(counts) * sides[-1:]
         parsed.append((extended[: max(counts)], counts))
