@@ -4,7 +4,9 @@ import json
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -232,3 +234,35 @@ def test_a_port_in_use_is_an_error(served, run):
     port = int(served[1].rstrip("/").rpartition(":")[2])
     code, _, err = typed("app", run, "--port", port, "--device", "cpu")
     assert (code, "choose another --port" in err, err.count("\n")) == (2, True, 1), err
+
+
+def answer(url, method="GET", path="/", **headers) -> int:
+    """The status of a request with these headers."""
+    address = urlsplit(url)
+    connection = HTTPConnection(address.hostname, address.port, timeout=20)
+    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return connection.getresponse().status
+
+
+def test_the_running_server_refuses_other_hosts_and_origins(served):
+    url = served[1]
+    assert answer(url) == 200
+    assert answer(url, Host="evil.example") == 403
+    assert answer(url, Host="evil.example:7860", path="/gradio_api/info") == 403
+    assert answer(url, "POST", "/gradio_api/queue/join", Origin="http://evil.example") == 403
+    assert answer(url, "POST", "/gradio_api/upload", Content_Length=str(1 << 40)) == 413
+
+
+def test_a_server_that_others_can_reach_wants_its_token(run):
+    page = Page(Viewer.open(App(run, device="cpu", host="0.0.0.0")))
+    blocks, url = page.launch()
+    try:
+        token = url.partition("token=")[2]
+        local = f"http://127.0.0.1:{urlsplit(url).port}"
+        assert len(token) >= 32
+        assert answer(local) == 401
+        assert answer(local, path="/?token=wrong") == 401
+        assert answer(local, path=f"/?token={token}") == 303
+        assert answer(local, Cookie=f"sightline_token={token}") == 200
+    finally:
+        blocks.close()

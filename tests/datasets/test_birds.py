@@ -126,3 +126,15 @@ def test_too_few_scenes_for_disjoint_splits_are_an_error(tmp_path):
             (tmp_path / kind / f"{i}.jpg").touch()
     with pytest.raises(UserError, match="6 scenes are too few, none is left for val"):
         Backgrounds(read_scenes(tmp_path), 0, {"land": ("forest",), "water": ("sea",)})
+
+
+@pytest.mark.parametrize("path", ["images/../../../outside.jpg", "images//outside.jpg", "images/..\\outside.jpg"])
+def test_birds_whose_files_would_be_outside_the_folder_are_refused(tmp_path, path):
+    (tmp_path / "birds").mkdir()
+    table = f"id,path,split,x,y,w,h\n1,{path},train,0,0,9,9\n"
+    (tmp_path / "birds" / "cub.csv").write_text(table)
+    if "//" in path:  # the same as a single slash
+        assert len(read_birds(tmp_path / "birds").all) == 1
+        return
+    with pytest.raises(UserError, match=r"bird 1 is called '.*outside', outside its folder"):
+        read_birds(tmp_path / "birds")

@@ -189,3 +189,13 @@ def test_the_error_without_pydicom_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(UserError, match=r"pip install 'sightline\[medical\]'"):
         read_dicom(tmp_path / "a.dcm")
+
+
+@pytest.mark.parametrize("image", ["../outside", "a/../../outside", "{outside}"])
+def test_masks_are_not_written_outside_their_folder(tmp_path, image):
+    image = image.format(outside=tmp_path / "outside")
+    root = tmp_path / "siim"
+    put(root, "train-rle.csv", content=f"ImageId, EncodedPixels\ngood, 0 10\n{image}, 0 10\n")
+    with pytest.raises(UserError, match=r"outside.png: is outside .*all_masks, where it was to be written"):
+        write_masks(root)
+    assert [path.name for path in tmp_path.rglob("*.png")] == [], "refused before anything is written"

@@ -16,6 +16,7 @@ from ..config import App
 from ..console.terminal import counted
 from ..errors import UserError
 from ..interventions.file import FILE, Intervention
+from .guard import Guard, new_token
 from .panels import (
     CHOOSE,
     DRAW,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 SHOWN = 12  # examples at a time
 MAX_EXAMPLES = 96  # cached
 USERS = 20  # served at once; others wait
+WAITING = 200  # at most; further requests are refused
 MAX_BYTES = 200 << 20  # of an image file
 MAX_REMOVED = 20  # per cent of patches
 FOUND, DRAWN = "model's sight", "drawn mask"
@@ -344,10 +346,13 @@ class Page:
     def launch(self) -> tuple[gradio.Blocks, str]:
         """Start the server; the page and its address."""
         gr, command = self.gr, self.viewer.command
-        blocks = self.build().queue(default_concurrency_limit=USERS, api_open=False)
+        blocks = self.build().queue(default_concurrency_limit=USERS, max_size=WAITING, api_open=False)
         theme = gr.themes.Default(font=FONTS, font_mono=("monospace",))
+        token = new_token(command.host)
+        guard = (Guard, (), {"host": command.host, "token": token, "most_bytes": MAX_BYTES + (1 << 20)})
         try:
             _, url, _ = blocks.launch(
+                app_kwargs={"middleware": [guard]},
                 server_name=command.host, server_port=command.port, inbrowser=command.browser, prevent_thread_lock=True,
                 share=False, quiet=True, ssr_mode=False, footer_links=[], theme=theme, max_file_size=MAX_BYTES,
                 css=STYLE + legend_style(self.viewer.parts, [name.lower() for name in NAMES]),
@@ -355,7 +360,7 @@ class Page:
         except OSError as error:
             where = f"{command.host}:{command.port or 'any port'}"
             raise UserError(f"{where}: cannot be opened ({error}); choose another --port") from error
-        return blocks, url
+        return blocks, url if token is None else f"{url.rstrip('/')}/?token={token}"
 
     def prepare(self) -> None:
         """Start the calibration that the slider needs, in the background."""

@@ -23,7 +23,8 @@ class App(Checked):
     layout: str | None = None
     """Layout of a published dataset, optionally NAME:VARIANT."""
     host: str = "127.0.0.1"
-    """Address to serve on. Default: this machine only; 0.0.0.0: everyone who can reach it, without a password."""
+    """Address to serve on. Default: this machine only; 0.0.0.0: everyone who can reach it and has the token that is
+    printed with the address."""
     port: Annotated[int, Within(1, 65535)] | None = None
     """Port. Default: the first free one from 7860 on."""
     browser: bool = False

@@ -180,6 +180,9 @@ def read_birds(path: Path) -> Birds:
                 raise UserError(f"{root}: the list of birds is empty; restore it")
             if len({bird.id for bird in birds}) < len(birds):
                 raise UserError(f"{root}: two birds have the same number; restore the list of birds")
+            for bird in birds:  # their names become names of files
+                if bird.name.startswith("/") or ".." in PurePosixPath(bird.name).parts or "\\" in bird.name:
+                    raise UserError(f"{root}: bird {bird.id} is called {bird.name!r}, outside its folder; restore it")
             return Birds(files, birds)
     if not path.exists():
         raise UserError(f"{path}: no such folder")

@@ -21,7 +21,7 @@ import PIL
 from PIL import Image
 
 from ..config import Build, Data
-from ..console.files import as_csv, save_image, write
+from ..console.files import as_csv, inside, save_image, write
 from ..console.terminal import counted, watched
 from ..errors import UserError
 from . import recipes
@@ -185,6 +185,8 @@ def _write_image(plan: ImagePlan, birds: Birds, scenes: Scenes | None, folder: P
     """Write an image and its masks; the image comes last, so where it exists, the masks do."""
     image = f"images/{plan.name}.{'webp' if quality == 100 else 'jpg'}"
     mask, object_mask = f"masks/{plan.name}.png", f"objects/{plan.name}.png" if plan.spurious else ""
+    for name in filter(None, (image, mask, object_mask)):  # names of birds come from the source
+        inside(folder, name)
     box: tuple[float, ...] | None = plan.bird.box
     if not (folder / image).exists():
         pasted = paste(plan, birds, scenes)

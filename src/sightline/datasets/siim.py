@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..console.files import inside
 from ..data.rows import TEST, TRAIN, Rows
 from ..errors import UserError
 from .pickles import command_for, read_converted
@@ -106,6 +107,7 @@ def write_masks(root: Path) -> int:
     runs_of: dict[str, list[tuple[int, str]]] = {}
     for line, (image, runs) in read_columns(root / TABLE, ("ImageId", "EncodedPixels")):
         runs_of.setdefault(image, []).extend([(line, runs)] if runs != "-1" else [])
+    files = {image: inside(root / MASKS, f"{image}.png") for image in runs_of}  # before any of them is written
     for image, lines in runs_of.items():
         mask = np.zeros(SIDE * SIDE, bool)
         for line, runs in lines:
@@ -113,7 +115,7 @@ def write_masks(root: Path) -> int:
                 _fill_runs(mask, [int(number) for number in runs.split()])
             except ValueError:
                 raise UserError(f"{root / TABLE}:{line}: {runs[:40]!r} is not a run-length encoding") from None
-        save_mask(mask.reshape(SIDE, SIDE).T, root / MASKS / f"{image}.png")
+        save_mask(mask.reshape(SIDE, SIDE).T, files[image])
     return len(runs_of)
 
 

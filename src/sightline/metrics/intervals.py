@@ -1,8 +1,9 @@
 """95 % intervals for proportions, means, minima (worst group) and areas under the ROC curve.
 
 A proportion of one run has Wilson's interval. Everything else is bootstrapped: images are resampled within their cell
-and, with several runs, their mean deviates as Student's t says. Each cell is resampled as if it had one more correct and one more wrong image, so
-that a cell without a single error has an interval too; means are then centred on the observed value again.
+and, with several runs, their mean deviates as Student's t says. Each cell is resampled as if it had one more correct
+and one more wrong image, so that a cell without a single error has an interval too; means are then centred on the
+observed value again.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ def _draw_accuracies(
 
 
 def run_weights(count: int, resamples: int, generator: np.random.Generator) -> np.ndarray:
-    """[R, S]: weights that sum to 1, under which the mean of any S values x deviates from their mean by SD(x) / √S times
-    a draw from Student's t with S - 1 degrees of freedom: so few runs do not tell their variance, and a bootstrap of
-    them would cover much less than 95 %."""
+    """[R, S]: weights that sum to 1, under which the mean of any S values x deviates from their mean by SD(x) / √S
+    times a draw from Student's t with S - 1 degrees of freedom: so few runs do not tell their variance, and a bootstrap
+    of them would cover much less than 95 %."""
     if count == 1:
         return np.ones((resamples, 1))
     normal = generator.normal(size=(resamples, count))
