@@ -43,7 +43,7 @@ def test_train_prints_the_table_and_the_selection_rule(toy, tmp_path, monkeypatc
     code, out, err = typed(*arguments)  # the failed attempt is not in the way
     assert code == 0
     assert "toy, split 'test': 48 images" in out
-    assert "Worst-group accuracy" in out
+    assert "worst-group accuracy" in out
     assert "Checkpoint selected by validation worst-group accuracy" in out
     assert "epoch 1: loss" in err
 
@@ -68,7 +68,7 @@ def test_evaluate_on_its_own_data_and_on_others(runs, toy, tmp_path):
     before = (runs / "erm-0" / "predictions" / "test.csv").read_text()
     code, out, _ = typed("evaluate", runs / "erm-0", "--workers", 0, "--device", "cpu")
     assert code == 0
-    assert "Group stork/water" in out
+    assert "stork/water" in out
     assert (runs / "erm-0" / "predictions" / "test.csv").read_text() == before
 
     flags = ("--workers", 0, "--device", "cpu", "--cache", tmp_path / "cache", "--out", tmp_path / "cached")
@@ -153,6 +153,7 @@ def test_evaluation_on_the_selection_data_is_noted(runs, tmp_path, capsys):
     assert "the checkpoint was selected on these images" in out
     content = json.loads((run / "metrics.json").read_text())
     assert set(content["splits"]) == {"val", "test"}
+    (run / "metrics.json.sha256").unlink()
     (run / "metrics.json").write_text(json.dumps(content | {"splits": {"val": content["splits"]["val"]}}))
     show_metrics(run, "test")
     out = capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -124,31 +125,48 @@ def test_without_groups_the_worst_class_is_compared():
     comparison = compare({"a": [a], "b": [b]})
     assert comparison.worst_of == "class"
     assert comparison.entries[1].worst_gain.value == pytest.approx(0.4)
-    assert "Worst-class accuracy" in comparison.header
+    assert "worst class" in printed(comparison.table(), 80)
 
 
-def test_rows_fit_the_header_and_say_the_verdict_in_a_word():
+def printed(table, width: int) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_rows_say_the_verdict_in_a_word():
     comparison = compare({"erm": [small((90, 90, 90, 40))], "probe, tuned": [small((90, 90, 90, 80))]})
-    rows = comparison.rows()
-    assert all(len(row) == len(comparison.header) for row in rows)
-    assert rows[0][:2] == ("erm", "1")
-    assert rows[0][4:] == ("–", "", "–", "")
-    assert rows[1][3].startswith("80.0 %  [")
-    assert rows[1][6].startswith("+40.0 points  [")
-    assert rows[1][7] == "better"
-    assert len(comparison.table().columns) == len(comparison.header)
+    first, second = comparison.rows()
+    assert (first[0], first[-1]) == ("erm", "")
+    assert second[2].startswith("80.0 %  [")
+    assert second[-1] == "better"
+    gains = printed(comparison.gains_table(), 80)
+    assert "+40.0 [" in gains
+    assert "bootstrap over" in gains
+    assert "Background" not in printed(comparison.table(), 80)
 
 
-def test_on_a_narrow_screen_no_name_is_cut_short():
-    names = ("intervene-and-train-anew", "intervene-and-train-again", "intervene-and-wait")
+@pytest.mark.parametrize(
+    ("right", "sentence"),
+    [
+        ((40, 80), r"Highest worst-group accuracy: b, 80\.0 % \[.*\]; \+40\.0 points \[.*\] against a, significant\."),
+        ((80, 40), r"Highest worst-group accuracy: a, 80\.0 % \[.*\]; significantly more than b\."),
+        ((80, 79), r"Highest worst-group accuracy: a, 80\.0 % .*; the difference to b is not significant\."),
+    ],
+)
+def test_a_sentence_says_who_wins(right, sentence):
+    comparison = compare({name: [small((90, 90, 90, k))] for name, k in zip("ab", right, strict=True)})
+    assert re.fullmatch(sentence, comparison.sentence)
+
+
+@pytest.mark.parametrize("length", [5, 60])
+def test_on_a_narrow_screen_nothing_is_cut_short_or_torn_apart(length):
+    names = [f"{word}-{'x' * length}" for word in ("anew", "again", "wait")]
     comparison = compare({name: [small((90, 90, 90, 40 + k))] for k, name in enumerate(names)})
-    console = Console(width=80, file=io.StringIO())
-    console.print(comparison.table())
-    lines = console.file.getvalue().splitlines()
-    edge = next(line.index("Seeds") for line in lines if "Seeds" in line)
-    first = "".join(line[:edge].strip() for line in lines)
-    assert all(name in first for name in names)
-    assert not [line for line in lines if "…" in line]
+    for table, shown in ((comparison.table(), names), (comparison.gains_table(), names[1:])):
+        text = printed(table, 80)
+        assert all(any(line.split()[:1] == [name] for line in text.splitlines()) for name in shown)
+        assert "…" not in text
 
 
 def test_a_comparison_is_plain_json():

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from .config import Compare
 from .console.files import prepare_output, write_json
-from .console.terminal import print_notes
+from .console.terminal import paragraph, present, print_notes
 from .errors import UserError
 from .metrics.comparison import Comparison, compare
 from .metrics.estimates import read_metrics
@@ -26,11 +26,9 @@ def run_command(command: Compare) -> int:
     if command.suite is not None:
         return compare_on_suite(command, console)
     comparison = compare_runs(command)
-    console.print(f"Split {command.split!r}:")
-    console.print(comparison.table())
-    print_notes(console, comparison.warnings)
     if command.out is not None:
         write_json(command.out, comparison.to_dict())
+    present(command, comparison.to_dict(), lambda: show_comparison(comparison, command, console))
     if command.class_changes is not None:
         from .explain.class_changes import read_pair
 
@@ -39,15 +37,29 @@ def run_command(command: Compare) -> int:
     return 0
 
 
+def show_comparison(comparison: Comparison, command: Compare, console: Console) -> None:
+    n = comparison.entries[0].metrics.n
+    about = f"Split {command.split!r}, the same {n:,} images for all. Verdict: worst-{comparison.worst_of} accuracy "
+    paragraph(console, f"{about}against {comparison.reference}.")
+    console.print()
+    console.print(comparison.table())
+    console.print()
+    paragraph(console, comparison.sentence, style="bold")
+    if command.details:
+        console.print(comparison.gains_table())
+        print_notes(console, [note for entry in comparison.entries for note in entry.metrics.remarks])
+    print_notes(console, comparison.warnings)
+
+
 def compare_on_suite(command: Compare, console: Console) -> int:
     from .explain.suite import compare_suites
 
     assert command.suite is not None
     before, after = two_runs(command)
     comparison, pairs = compare_suites(before, after, command.suite)
-    console.print(comparison.table([before.name, after.name]))
     if command.out is not None:
         write_json(command.out, comparison.to_dict())
+    present(command, comparison.to_dict(), lambda: console.print(comparison.table([before.name, after.name])))
     if command.class_changes is not None:
         draw_class_changes(pairs, command)
     return 0

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 
-from .config import Evaluate, Suite
+from .config import Evaluate, Suite, Train
 from .console.checksums import write_json_with_checksum
-from .console.terminal import counted, is_main_process, print_notes
+from .console.terminal import counted, is_main_process, paragraph, present, print_notes
 from .data.rows import Rows
 from .datasets.imagenet import IMAGENET9_CLASSES, imagenet_classes, imagenet_to_imagenet9
 from .errors import UserError
@@ -28,9 +27,12 @@ from .load import (
     same_intervention,
 )
 from .metrics.cost import Cost, measure_cost_on_rows
+from .metrics.coverage import SightSummary, measure_sight
 from .metrics.estimates import Metrics, read_metrics
 from .metrics.inference import predict_rows
 from .metrics.predictions import Predictions
+from .metrics.tables import class_table, confusion_sentence, details_table, summary_table
+from .training.baseline import baseline_sentence, loses_what_matters
 from .training.run_folder import Run, digests_of, of_these_weights, read_run
 
 SELECTION_METRICS = {
@@ -54,6 +56,9 @@ def evaluate(command: Evaluate) -> Path:
         model.method, rows, indices, model.expects, accelerator,
         batch=command.batch, workers=command.workers, cache=command.cache,
     )  # fmt: skip
+    seen = measure_sight(
+        model.method, rows, indices, model.expects, accelerator, batch=command.batch, workers=command.workers
+    )
     if nine is not None:
         predictions = to_imagenet9(predictions, nine)
     if accelerator.is_main_process:
@@ -61,6 +66,8 @@ def evaluate(command: Evaluate) -> Path:
         content["splits"][command.split] = measure(predictions, model.run).to_dict()
         cost = measure_cost_on_rows(model.method, rows, indices, model.expects, accelerator.device)
         content["cost"] = content.get("cost", {}) | {command.split: asdict(cost)}
+        if seen is not None:
+            content["sight"] = content.get("sight", {}) | {command.split: seen.to_dict()}
         content |= digests_of(model.run, folder) | {"copies": model.run.facts.get("copies", "") if data.own else ""}
         write_json_with_checksum(folder / "metrics.json", content)
     accelerator.wait_for_everyone()
@@ -121,41 +128,79 @@ def run_command(command: Suite) -> int:
         return show_suite(command)
     folder = evaluate(command)
     if is_main_process():
-        show_metrics(folder, command.split)
-        print(f"Metrics and predictions per image: {folder}")
+        print_result(command, folder, command.split)
     return 0
+
+
+def print_result(command: Suite | Train, folder: Path, split: str) -> None:
+    """metrics.json of a folder, as the flags ask for it."""
+
+    def show() -> None:
+        show_metrics(folder, split, details=command.details)
+        print(f"{'Run folder' if isinstance(command, Train) else 'Metrics and predictions per image'}: {folder}")
+
+    present(command, {"folder": str(folder)} | read_metrics(folder / "metrics.json"), show)
 
 
 def show_suite(command: Suite) -> int:
     from .explain.suite import run_suite
 
     results, folder = run_suite(command)
-    console = Console(highlight=False)
-    console.print(results.table())
-    print_notes(console, results.notes)
-    print(f"Metrics and predictions per image: {folder}")
+
+    def show() -> None:
+        console = Console(highlight=False)
+        console.print(results.table())
+        print_notes(console, results.notes)
+        print(f"Metrics and predictions per image: {folder}")
+
+    present(command, {"folder": str(folder)} | results.to_dict(), show)
     return 0
 
 
-def show_metrics(folder: Path, split: str) -> None:
-    """The table of one split, with its notes and the selection rule."""
+def show_metrics(folder: Path, split: str, *, details: bool = False) -> None:
+    """The table of one split, the selection rule, whether the sight makes sense, and the notes."""
     content = read_metrics(folder / "metrics.json")
     about = content.get("data") or read_run(folder).facts["data"] | {"own": True}
     shown = split if split in content["splits"] else next(iter(content["splits"]))
     metrics = Metrics.from_dict(content["splits"][shown])
     console = Console(highlight=False)
-    console.print(f"{escape(about['name'])}, split {shown!r}: {counted(metrics.n)}", soft_wrap=True)
-    console.print(metrics.table())
+    about_split = f"{about['name']}, split {shown!r}: {counted(metrics.n)}. {selection_sentence(content)}"
+    paragraph(console, about_split)
+    console.print()
+    console.print(summary_table(metrics))
+    console.print()
+    copies = f" {content['copies']}." if shown == "test" and content.get("copies") else ""
+    paragraph(console, f"{metrics.headline()}{copies}", style="bold")
+    show_sight(console, content, shown)
+    if details:
+        show_details(console, metrics, content, shown)
     notes = [f"no split {split!r}; showing {shown!r}"] if shown != split else []
     if about["own"] and shown == "train":
         notes.append("the model was trained on these images: expect lower accuracy on new ones")
     if about["own"] and content.get("selected_by") is not None and shown == content["selected_on"]:
         notes.append("the checkpoint was selected on these images: expect lower accuracy on new ones")
-    print_notes(console, (*notes, *about["notes"], *metrics.warnings))
-    leak = f" {copies}." if shown == "test" and (copies := content.get("copies")) else ""
-    console.print(f"[bold]{escape(metrics.headline())}{leak}[/] {selection_sentence(content)}", soft_wrap=True)
-    if shown in content.get("cost", {}):
-        console.print(Cost(**content["cost"][shown]).sentence, soft_wrap=True)
+    print_notes(console, (*notes, *about["notes"], *metrics.warnings, *(metrics.remarks if details else ())))
+
+
+def show_sight(console: Console, content: dict[str, Any], split: str) -> None:
+    """What is seen, why that may be wrong, and the comparison with the baseline."""
+    if split in content.get("sight", {}):
+        seen = SightSummary.from_dict(content["sight"][split])
+        paragraph(console, seen.sentence)
+        for suspicion in seen.suspicions:
+            paragraph(console, f"{suspicion}.", "warning", "bold red")
+    baseline = content.get("baseline", {}).get("splits", {}).get(split)
+    if baseline is not None:
+        paragraph(console, baseline_sentence(baseline), "warning" * loses_what_matters(baseline), "bold red")
+
+
+def show_details(console: Console, metrics: Metrics, content: dict[str, Any], split: str) -> None:
+    console.print(details_table(metrics))
+    if metrics.classification is not None:
+        console.print(class_table(metrics.classification))
+        paragraph(console, confusion_sentence(metrics.classification))
+    if split in content.get("cost", {}):
+        paragraph(console, Cost(**content["cost"][split]).sentence)
 
 
 def selection_sentence(content: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from .errors import UserError
 from .interventions.apply import apply_intervention, load_intervention
 from .interventions.file import FILE
 from .methods.restore import Restored, restore
+from .metrics.classification import classify
 from .metrics.estimates import Metrics
 from .metrics.groups import evaluate
 from .metrics.predictions import Predictions
@@ -287,13 +288,13 @@ def check_same_data(path: Path, known: str, data: EvaluationData) -> None:
 
 
 def measure(predictions: Predictions, run: Run) -> Metrics:
-    """Metrics, with the training counts of the groups if the groups are those of training."""
-    counts = train_counts(run)
+    """Metrics, class by class too, with the training counts of the groups if the groups are those of training."""
+    by_class, counts = classify(predictions), train_counts(run)
     if counts is None or not predictions.group_names:
-        return evaluate(predictions)
+        return replace(evaluate(predictions), classification=by_class)
     if set(predictions.group_names) <= set(counts):
-        return evaluate(predictions, train_group_counts=counts)
+        return replace(evaluate(predictions, train_group_counts=counts), classification=by_class)
     other = next(name for name in predictions.group_names if name not in counts)
     metrics = evaluate(predictions)
     note = f"groups differ from those of training, which had no {other!r}: training counts are not used"
-    return replace(metrics, warnings=(*metrics.warnings, note))
+    return replace(metrics, classification=by_class, warnings=(*metrics.warnings, note))

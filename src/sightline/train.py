@@ -24,21 +24,23 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
-from .config import Loop, Train
+from .config import Loop, Pdiscoformer, Train
 from .console.checksums import write_json_with_checksum
-from .console.terminal import is_main_process
+from .console.terminal import is_main_process, say
 from .data.rows import Rows, carve_validation, read_rows
 from .errors import UserError
+from .load import measure
 from .methods import maker_of
-from .metrics.groups import evaluate
+from .metrics.coverage import PLAUSIBLE_COVERAGE, mean_coverage, measure_sight
 from .metrics.inference import predict_batches
 from .sight import Method
+from .training.baseline import compare_with_baseline
 from .training.batches import class_log_prior, positions_in_epoch, split_batches, training_batches, training_view
 from .training.checkpoint import CheckpointTimer, load_tensors, pack, save_tensors, unpack
 from .training.checks import check_copies, check_files_exist, check_processes, suggesting_check, validate_config
 from .training.distributed import deterministic, make_accelerator
 from .training.progress import Progress, Speed, now, stopping_between_steps
-from .training.run_folder import RESUME, Run, begin_run, digests_of, read_run, run_ending, train_counts
+from .training.run_folder import RESUME, Run, begin_run, digests_of, read_run, run_ending
 from .training.schedule import base_lr, cosine_decay, make_optimizer, set_learning_rate, update_ema, warmup_factor
 from .training.state import LoopPosition, TrainState
 from .training.trackers import tensorboard_logger
@@ -87,19 +89,22 @@ def begin_together(config: Train, rows: Rows, accelerator: Accelerator) -> Run:
 
 def final_evaluation(model: Method, context: TrainContext, config: Train) -> None:
     """Predictions and metrics of the selected checkpoint, on the validation data and, once, on the test data."""
-    metrics, main, folder = {}, context.accelerator.is_main_process, context.run.folder / "predictions"
+    metrics, seen, main, folder = {}, {}, context.accelerator.is_main_process, context.run.folder / "predictions"
     for split in ("val", "test"):
-        if not len(context.rows.split_indices(split)):
+        if not len(indices := context.rows.split_indices(split)):
             continue
         with closing(split_batches(context, split, config, masks=model.needs_masks)) as batches:
             predictions = predict_batches(model, context.rows, batches, context.accelerator)
         if main:
             folder.mkdir(exist_ok=True)
             predictions.save_csv(folder / f"{split}.csv")
-            metrics[split] = evaluate(predictions, train_group_counts=train_counts(context.run)).to_dict()
+            metrics[split] = measure(predictions, context.run).to_dict()
+        if (summary := measure_sight(model, context.rows, indices, context.expects, context.accelerator)) is not None:
+            seen[split] = summary.to_dict()
     if main:
         rule = context.run.facts["selection"]
         content = {"selected_by": rule["metric"], "selected_on": rule["on"], "splits": metrics}
+        content |= {"sight": seen} if seen else {}
         content |= digests_of(context.run, context.run.folder) | {"copies": context.run.facts.get("copies", "")}
         write_json_with_checksum(context.run.folder / "metrics.json", content, remedy=RESUME)
         context.run.note(state="finished")
@@ -203,7 +208,7 @@ def validate(state: TrainState) -> dict[str, Any]:
     with torch.compiler.set_stance("force_eager") if config.compile else nullcontext():
         metrics = candidate.validate(state.val_batches, context, config.select)
     score = metrics[config.select]
-    line = {"epoch": epoch, "lr": lr, "batch": state.batches.batch} | losses | metrics
+    line = {"epoch": epoch, "lr": lr, "batch": state.batches.batch} | losses | metrics | coverage_of(candidate, state)
     if position.best is None or score > position.best:
         position.best, position.best_epoch = score, epoch
         position.unsaved = {name: w.to("cpu", copy=True) for name, w in candidate.state_dict().items() if main}
@@ -215,6 +220,24 @@ def validate(state: TrainState) -> dict[str, Any]:
     if state.timer.due_after_epoch() or position.finished:
         save(state)
     return line
+
+
+def coverage_of(candidate: Trainable, state: TrainState) -> dict[str, float]:
+    """The mean and spread of the fraction of validation images that a method with parts sees; a warning if that is
+    hardly an object."""
+    if not (isinstance(candidate, Method) and candidate.part_count):
+        return {}
+    context = state.context
+    indices = context.rows.split_indices("val")
+    mean, spread = mean_coverage(candidate, context.rows, indices, context.expects, context.accelerator)
+    low, high = PLAUSIBLE_COVERAGE
+    if context.accelerator.is_main_process and not low <= mean <= high:
+        what = "hardly an object" if mean < low else "nearly everything"
+        say(
+            f"warning: the model sees {mean:.1%} of the image on average, {what}; if that stays, stop and try another "
+            "--selector-size, --seed or backbone, or early-mask with given masks"
+        )
+    return {"coverage": round(mean, 6), "coverage_sd": round(spread, 6)}
 
 
 def train_step(wrapped, batch: TrainBatch, optimizer, accelerator, config: Loop, total: int) -> dict[str, Tensor]:
@@ -310,10 +333,11 @@ def stop(state: TrainState) -> None:
 
 
 def run_command(command: Train) -> int:
-    from .evaluate import show_metrics
+    from .evaluate import print_result
 
-    folder = train(command)
-    if is_main_process():
-        show_metrics(folder, "test")
-        print(f"Run folder: {folder}")
+    folder, main = train(command), is_main_process()
+    if isinstance(command, Pdiscoformer) and command.baseline:
+        compare_with_baseline(command, train, main)
+    if main:
+        print_result(command, folder, "test")
     return 0

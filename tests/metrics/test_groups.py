@@ -13,6 +13,7 @@ from sightline.errors import UserError
 from sightline.metrics.estimates import Estimate, Metrics, read_metrics
 from sightline.metrics.groups import SCORES, evaluate, score
 from sightline.metrics.intervals import wilson
+from sightline.metrics.tables import details_table
 
 from ..answering import BIRDS, IN_TRAINING, PLACES, answered, made, scored
 
@@ -67,7 +68,7 @@ def test_without_training_counts_there_are_no_minority_groups():
     metrics = evaluate(made((9, 8, 7, 6), (10, 10, 10, 10)))
     assert metrics.adjusted is None
     assert metrics.minority_worst_group is None
-    assert any("training group counts are unknown" in warning for warning in metrics.warnings)
+    assert any("training group counts are unknown" in warning for warning in metrics.remarks)
 
 
 def test_a_prediction_that_is_no_class_counts_as_wrong():
@@ -153,9 +154,7 @@ def test_auc_ranks_near_certain_predictions():
 def test_auc_of_a_single_class_is_undefined_with_a_warning():
     metrics = evaluate(answered(np.ones(50, dtype=int), np.arange(50) % 2 == 0))
     assert metrics.auc is None
-    assert any(
-        "AUROC is undefined" in warning and "only images of waterbird" in warning for warning in metrics.warnings
-    )
+    assert any("AUROC is undefined" in remark and "only images of waterbird" in remark for remark in metrics.remarks)
     with pytest.raises(UserError, match="exactly two classes"):
         score(answered(np.ones(5, dtype=int), np.ones(5, dtype=bool)), "auc")
 
@@ -196,7 +195,7 @@ def test_groups_that_mix_labels_have_no_minority_and_give_a_warning():
     )
     metrics = evaluate(predictions, train_group_counts={"land": 5, "water": 9})
     assert metrics.minority_worst_group is None
-    assert any("groups mix labels" in warning for warning in metrics.warnings)
+    assert any("groups mix labels" in remark for remark in metrics.remarks)
     assert metrics.adjusted is not None
 
 
@@ -234,7 +233,7 @@ def test_of_very_many_classes_the_rows_show_the_worst():
 
 def test_the_printed_table_gives_the_method_of_the_intervals():
     console = Console(width=160, file=io.StringIO())
-    console.print(evaluate(made((18, 6, 1, 4), (20, 10, 4, 5))).table())
+    console.print(details_table(evaluate(made((18, 6, 1, 4), (20, 10, 4, 5)))))
     text = console.file.getvalue()
     assert "Worst-group accuracy: waterbird on land" in text
     assert "biased low" in text

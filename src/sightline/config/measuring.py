@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 from ..errors import UserError
 from .flags import SOFTWARE, Writes
 from .limits import Checked, Count, Index, InnerFraction, Processes, Seed, Side
+from .output import Output
 
 PREDICTED = ("image", "label", "predicted")
 METRICS = {"metrics.json": ("splits",), "predictions/*.csv": PREDICTED}
@@ -24,7 +25,7 @@ FOR_BACKBONES = ("more_backbones", "layer", "heads", "ground_truth", "size", "li
 
 
 @dataclass(frozen=True)
-class Evaluate(Checked):
+class Evaluate(Output):
     """Evaluate a trained model, overall and per group, with confidence intervals."""
 
     run: Positional[Path]
@@ -120,7 +121,7 @@ class Shape(Evaluate):
 
 
 @dataclass(frozen=True)
-class Compare(Checked):
+class Compare(Output):
     """Compare runs on the same images, pairwise; runs that differ only in their seed count as one method."""
 
     runs: Positional[tuple[Path, ...]]
@@ -133,10 +134,12 @@ class Compare(Checked):
     """For two runs: figure of the change in accuracy of every class, from the first to the second."""
     out: Annotated[Path | None, Writes({"": ("reference",)})] = None
     """JSON file for the table."""
+    details: bool = False
+    """Also print how the differences and their intervals were computed."""
 
 
 @dataclass(frozen=True)
-class Verify(Checked):
+class Verify(Output):
     """Prove that a model is blind outside its sight, or find where it leaks.
 
     MODEL is a run folder, the name of a backbone (see `sightline backbones`), a weights file, or `file.py:function` for

@@ -223,6 +223,8 @@ class Pdiscoformer(Loop):
     """Learning rate of the part prototypes, as a multiple of --lr."""
     parts: Parts = 4
     """K, the number of parts besides the background."""
+    baseline: bool = True
+    """Afterwards also train a linear probe on the same backbone, and compare: does the sight lose what matters?"""
     part_dropout: HalfOpen = 0.3
     """Probability of dropping a part in training."""
     shaping: Shaping = field(default_factory=Shaping)

@@ -53,6 +53,8 @@ class Stress(Evaluate):
 class Suite(Evaluate):
     """Evaluate a trained model, overall and per group, with confidence intervals; or on a suite of test sets."""
 
+    details: bool = False
+    """Print every metric, class and confusion, and how each interval was computed; metrics.json always has them."""
     suite: Literal["imagenet-shift"] | None = None
     """Evaluate an ImageNet model on ImageNet-V2, -A, -R, -Sketch, ObjectNet and SI-Score, as far as they are
     present."""

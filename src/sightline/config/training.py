@@ -10,13 +10,14 @@ from typing import Annotated, ClassVar, Literal
 from tyro.conf import Positional
 
 from .flags import RUN, Writes
-from .limits import Checked, Count, InnerFraction, NotNegative, Processes, Seed, Side
+from .limits import Count, InnerFraction, NotNegative, Processes, Seed, Side
+from .output import Output
 
 Balance = Literal["none", "classes", "groups", "logit-adjustment"]
 
 
 @dataclass(frozen=True)
-class Train(Checked):
+class Train(Output):
     """Train a classifier; the run folder holds weights, predictions and metrics."""
 
     data: Positional[Path]
@@ -55,6 +56,8 @@ class Train(Checked):
     """Train although test images are also in train or val, as exact copies; the results then say so."""
     resume: bool = False
     """Continue the interrupted run in --out."""
+    details: bool = False
+    """Print every metric, and how its interval was computed; metrics.json always has them."""
 
     method: ClassVar[str] = ""
     needs_groups: ClassVar[bool] = False

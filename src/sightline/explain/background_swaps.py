@@ -24,11 +24,12 @@ from ..data.sampling import interleave_groups
 from ..errors import UserError
 from ..metrics.estimates import Estimate
 from ..metrics.inference import inference_batches, predictions_from_logits, sight_for, sight_for_prediction
+from ..metrics.intervals import proportion
 from ..metrics.localization import select_annotated
 from ..metrics.predictions import Predictions
 from ..sight import Method
 from ..vit.model import Input
-from .estimates import accuracy_difference, proportion
+from .estimates import accuracy_difference
 
 MAX_IMAGES = 2000  # held in memory; the interval is then about ± 2 points
 EXAMPLES = 3

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..metrics.estimates import Estimate
 from ..metrics.groups import RESAMPLES, Cells
-from ..metrics.intervals import TAIL, resample, wilson
+from ..metrics.intervals import TAIL, resample
 from ..metrics.predictions import Predictions
 
 DIFFERENCE_RESAMPLES = 2000
@@ -22,12 +22,6 @@ def bootstrap_mean(values: np.ndarray, less: np.ndarray | None = None, *, maximu
     low, high = np.quantile(draws[:, 0], [TAIL, 1 - TAIL])
     how = f"{'paired ' * (less is not None)}bootstrap over images"
     return Estimate(maximum * value[0], maximum * low, maximum * high, len(values), how, difference=less is not None)
-
-
-def proportion(flags: np.ndarray) -> Estimate:
-    """The fraction of images that are flagged, with its Wilson interval."""
-    low, high = wilson(int(flags.sum()), len(flags))
-    return Estimate(float(flags.mean()), low, high, len(flags), "Wilson")
 
 
 def accuracy_difference(ours: Predictions, theirs: Predictions, seed: int = 0) -> Estimate:

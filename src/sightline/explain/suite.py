@@ -21,8 +21,9 @@ from ..datasets.imagenet import SI_SCORE_FOLDERS, imagenet_classes, objectnet_la
 from ..errors import UserError
 from ..metrics.estimates import Estimate
 from ..metrics.inference import inference_batches, map_batches, sight_for_prediction
+from ..metrics.intervals import proportion
 from .class_changes import LabelledPredictions, read_pair
-from .estimates import bootstrap_mean, proportion
+from .estimates import bootstrap_mean
 
 if TYPE_CHECKING:
     from rich.table import Table

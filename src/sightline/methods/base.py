@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ..config import Erm, Ifam, Pdiscoformer, Shaping, Train
+from ..console.terminal import say
 from ..data.augment import Affine, random_affine
 from ..errors import UserError
+from ..metrics.coverage import PLAUSIBLE_COVERAGE
 from ..sight import Method, Prediction, Sight
 from ..training.trainable import ParameterGroup, Trainable, TrainBatch, TrainContext
 from ..vit.model import Input, ViT, ViTConfig
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from ..data.rows import Rows
     from ..training.run_folder import Run
 
-PLAUSIBLE_COVERAGE = 0.02, 0.8  # fraction of the image that objects cover; outside of it the user is warned
 
 # ---- backbones -------------------------------------------------------------------------------------------------------
 
@@ -261,9 +262,9 @@ class PartMethod(Trainable, Method):
         if context.accelerator.is_main_process:
             context.run.note(foreground=facts)
             covers = facts["coverage"]
-            print(f"Stage 1 by clustering: the foreground covers {covers:.0%} of {facts['images']} training images")
+            say(f"Stage 1 by clustering: the foreground covers {covers:.0%} of {facts['images']} training images")
             if not PLAUSIBLE_COVERAGE[0] <= covers <= PLAUSIBLE_COVERAGE[1]:
-                print(
+                say(
                     "note: that is hardly an object, so the selector has probably failed; try --selector learned, "
                     "another --selector-size, or early-mask with masks that are given or made by U2-Net"
                 )

@@ -13,9 +13,11 @@ from .estimates import Estimate, Metrics
 from .groups import RESAMPLES, Cells, Subsets, evaluate_seeds
 from .intervals import TAIL, Sample, gain_lower_bound, mean_over_runs, resample
 from .predictions import Predictions, align_runs
+from .tables import named_table
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -40,50 +42,62 @@ class Comparison:
     warnings: tuple[str, ...] = ()
 
     @property
-    def header(self) -> tuple[str, ...]:
-        worst = f"Worst-{self.worst_of} accuracy"
-        gap = ("Background gap",) if self.has_background_gap else ()
-        return (
-            "",
-            "Seeds",
-            "Accuracy",
-            worst,
-            *gap,
-            f"Accuracy − {self.reference}",
-            "",
-            f"{worst} − {self.reference}",
-            "",
-        )
-
-    @property
     def has_background_gap(self) -> bool:
         return any(entry.metrics.background_gap for entry in self.entries)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One per method, under `header`."""
+        """Name, accuracy and worst-group (or class) accuracy of every method, with intervals."""
+        gap = self.has_background_gap
         return [
             (
-                entry.name,
-                str(entry.metrics.seeds),
-                *(f"{e.value_text}  {e.interval}" for e in (entry.metrics.accuracy, entry.worst)),
-                *([str(entry.metrics.background_gap or "–")] if self.has_background_gap else []),
-                *_gain_cells(entry.accuracy_gain),
-                *_gain_cells(entry.worst_gain),
+                entry.name if entry.metrics.seeds == 1 else f"{entry.name} ({entry.metrics.seeds} seeds)",
+                f"{entry.metrics.accuracy.value_text}  {entry.metrics.accuracy.interval}",
+                f"{entry.worst.value_text}  {entry.worst.interval}",
+                *([entry.metrics.background_gap.value_text if entry.metrics.background_gap else "–"] if gap else []),
+                "" if entry.worst_gain is None else verdict(entry.worst_gain),
             )
             for entry in self.entries
         ]
 
-    def table(self) -> Table:
-        from rich.table import Column, Table
+    def table(self) -> Table | Text:
+        """In short; at 80 columns nothing is cut off but the middle of very long names."""
+        gap = ("background gap",) * self.has_background_gap
+        columns = ("", "accuracy", f"worst {self.worst_of}", *gap, "verdict")
+        return named_table(columns, self.rows())
 
+    def gains_table(self) -> Table | Text:
+        """The paired differences to the reference."""
+        columns = ("difference", "accuracy", "", f"worst {self.worst_of}", "")
+        rows = [
+            (entry.name, *_gain_cells(entry.accuracy_gain), *_gain_cells(entry.worst_gain))
+            for entry in self.entries
+            if entry.worst_gain is not None
+        ]
         how = max((entry.worst_gain.how for entry in self.entries if entry.worst_gain), key=len)
-        caption = f"The same {self.entries[0].metrics.n:,} images for all. Differences: {how}."
-        header = [Column(name, overflow="fold") for name in self.header]  # never cut off: names may share a prefix
-        table = Table(*header, box=None, pad_edge=False, caption=caption)
-        table.caption_justify = "left"
-        for row in self.rows():
-            table.add_row(*row)
-        return table
+        caption = (
+            f"The same {self.entries[0].metrics.n:,} images for all. Differences to {self.reference} in points: {how}."
+        )
+        return named_table(columns, rows, caption)
+
+    @property
+    def sentence(self) -> str:
+        """Who wins, by worst-group (or worst-class) accuracy."""
+        best = max(self.entries, key=lambda entry: entry.worst.value)
+        kind = f"worst-{self.worst_of} accuracy"
+        head = f"Highest {kind}: {best.name}, {best.worst.value_text} {best.worst.interval}"
+        if best.worst_gain is None:  # the reference
+            worse = [entry.name for entry in self.entries if entry.worst_gain and verdict(entry.worst_gain) == "worse"]
+            open_ = [e.name for e in self.entries if e.worst_gain and verdict(e.worst_gain) == "undecided"]
+            return (
+                f"{head}; "
+                + "; ".join(
+                    [f"significantly more than {listed(worse)}"] * bool(worse)
+                    + [f"the difference to {listed(open_)} is not significant"] * bool(open_)
+                )
+                + "."
+            )
+        gain = f"{best.worst_gain.value_text} {best.worst_gain.interval} against {self.reference}"
+        return f"{head}; {gain}, {'significant' if verdict(best.worst_gain) == 'better' else 'not significant'}."
 
     def to_dict(self) -> dict[str, Any]:
         entries = [
@@ -96,7 +110,7 @@ class Comparison:
             for entry in self.entries
         ]
         about = {"reference": self.reference, "worst_of": self.worst_of}
-        return about | {"entries": entries, "warnings": list(self.warnings)}
+        return about | {"sentence": self.sentence, "entries": entries, "warnings": list(self.warnings)}
 
 
 def verdict(gain: Estimate) -> str:
@@ -106,8 +120,12 @@ def verdict(gain: Estimate) -> str:
     return "worse" if gain.high < 0 else "undecided"
 
 
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1] if names else ""
+
+
 def _gain_cells(gain: Estimate | None) -> tuple[str, str]:
-    return (f"{gain.value_text}  {gain.interval}", verdict(gain)) if gain else ("–", "")
+    return (f"{100 * gain.value:+.1f} {gain.interval}", verdict(gain)) if gain else ("–", "")
 
 
 def _gain_to_dict(gain: Estimate | None) -> dict[str, Any] | None:

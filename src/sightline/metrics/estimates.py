@@ -6,13 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..console.checksums import check_checksum
 from ..errors import UserError
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 METRIC_LABELS = {
     "accuracy": "Accuracy",
@@ -64,6 +61,64 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class ClassScores:
+    """Of one class: `precision` of the images predicted as it, `recall` of those labelled so, and their harmonic mean;
+    None where there are no such images."""
+
+    precision: Estimate | None
+    recall: Estimate | None
+    f1: Estimate | None
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """The images whose confidence lies in (low, high]."""
+
+    low: float
+    high: float
+    n: int
+    confidence: float  # mean
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Classification:
+    """One run's predictions, class by class."""
+
+    confusion: dict[str, dict[str, int]]  # images by label and prediction; pairs without images are left out
+    scores: dict[str, ClassScores]
+    macro_f1: Estimate  # mean over classes
+    calibration_error: Estimate  # expected calibration error (ECE)
+    reliability: tuple[ReliabilityBin, ...]  # without empty bins
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Classification:
+        def estimate(one: Mapping[str, Any] | None) -> Estimate | None:
+            return None if one is None else Estimate(**one)
+
+        scores = {
+            name: ClassScores(**{k: estimate(v) for k, v in one.items()}) for name, one in values["scores"].items()
+        }
+        return cls(
+            {label: dict(counts) for label, counts in values["confusion"].items()},
+            scores,
+            Estimate(**values["macro_f1"]),
+            Estimate(**values["calibration_error"]),
+            tuple(ReliabilityBin(**one) for one in values["reliability"]),
+        )
+
+    def top_confusions(self, most: int) -> list[tuple[str, str, int, int]]:
+        """Label, prediction, images confused so, and images of the label; the most frequent first."""
+        pairs = [
+            (label, predicted, count, sum(counts.values()))
+            for label, counts in self.confusion.items()
+            for predicted, count in counts.items()
+            if predicted != label
+        ]
+        return sorted(pairs, key=lambda pair: (-pair[2], pair[0], pair[1]))[:most]
+
+
+@dataclass(frozen=True)
 class Metrics:
     """All metrics of one run, or of several seeds of one method, on one split."""
 
@@ -84,14 +139,18 @@ class Metrics:
     auc: Estimate | None = None  # AUROC of binary tasks; the second class is the positive one
     minority_auc: Estimate | None = None  # positives against negatives of minority groups (SIIM-ACR's robust test set)
     worst_pair_auc: Estimate | None = None  # lowest of: positives of one group against negatives of one group
-    warnings: tuple[str, ...] = ()
+    classification: Classification | None = None  # of one run: confusions, precision, recall, F1, calibration
+    warnings: tuple[str, ...] = ()  # about these data
+    remarks: tuple[str, ...] = ()  # which metrics are missing, and why
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"warnings": list(self.warnings)}
+        return asdict(self) | {"warnings": list(self.warnings), "remarks": list(self.remarks)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Metrics:
-        read: dict[str, Any] = dict(values) | {"warnings": tuple(values["warnings"])}
+        read: dict[str, Any] = dict(values)
+        read |= {name: tuple(values.get(name, ())) for name in ("warnings", "remarks")}
+        read["classification"] = Classification.from_dict(one) if (one := values.get("classification")) else None
         for name in METRIC_LABELS:
             read[name] = Estimate(**values[name]) if values[name] else None
         for kind in ("classes", "groups"):
@@ -110,23 +169,6 @@ class Metrics:
             if len(cells) > limit:
                 rows.append((f"({kind}: {len(cells) - limit} with higher accuracy not shown)", "", "", ""))
         return rows
-
-    def table(self) -> Table:
-        from rich.table import Table
-
-        methods: dict[str, list[str]] = {}
-        for name, label in METRIC_LABELS.items():
-            if estimate := getattr(self, name):
-                methods.setdefault(estimate.how, []).append(label)
-        for kind, cells in (("every group", self.groups), ("every class", self.classes)):
-            for how in {estimate.how for estimate in cells.values()}:
-                methods.setdefault(how, []).append(kind)
-        caption = "\n".join(f"{', '.join(labels)}: {how}." for how, labels in methods.items())
-        table = Table("", "Value", "95 % interval", "n", box=None, pad_edge=False, caption=caption)
-        table.caption_justify = "left"
-        for row in self.rows():
-            table.add_row(*row)
-        return table
 
     def headline(self) -> str:
         """Accuracy and worst-group accuracy (worst-class accuracy without group labels) in one sentence."""

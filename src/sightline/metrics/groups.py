@@ -147,7 +147,11 @@ def evaluate_seeds(
         values |= _auc_metrics(runs, sample.runs, minority or (), f"DeLong's covariance {over}", seed)
     metrics = Metrics(first.split, len(first), len(runs), **values)
     group_names = tuple(dict.fromkeys([*first.group_names, *(train_group_counts or ())]))
-    return replace(metrics, warnings=tuple(_warnings(metrics, first, group_names, counts, minority)))
+    return replace(
+        metrics,
+        warnings=tuple(_warnings(metrics, first, group_names)),
+        remarks=tuple(_remarks(metrics, first, counts, minority)),
+    )
 
 
 def _proportions(sample: Sample, subsets: Subsets, how: str) -> dict[str, Estimate]:
@@ -256,13 +260,7 @@ def _auc_metrics(
     return values
 
 
-def _warnings(
-    metrics: Metrics,
-    predictions: Predictions,
-    group_names: Sequence[str],
-    counts: np.ndarray | None,
-    minority: Sequence[int] | None,
-) -> Iterator[str]:
+def _warnings(metrics: Metrics, predictions: Predictions, group_names: Sequence[str]) -> Iterator[str]:
     split = f"split {predictions.split!r}"
     for kind, names, cells in (
         ("classes", predictions.classes, metrics.classes),
@@ -277,17 +275,23 @@ def _warnings(
             yield f"{kind} too small for conclusions, {limit}: {_listed(small)}"
     if predictions.groups is None:
         yield "no group labels: worst-group accuracy is not available"
-    elif counts is None and minority is None:
+    if 1 < metrics.seeds < FEW_SEEDS:
+        yield f"{metrics.seeds} seeds are few to estimate the variance between seeds: the intervals are rough"
+
+
+def _remarks(
+    metrics: Metrics, predictions: Predictions, counts: np.ndarray | None, minority: Sequence[int] | None
+) -> Iterator[str]:
+    split = f"split {predictions.split!r}"
+    if predictions.groups is not None and counts is None and minority is None:
         yield "training group counts are unknown: no adjusted average accuracy, no minority groups"
-    elif metrics.minority_worst_group is None:
+    elif predictions.groups is not None and metrics.minority_worst_group is None:
         why = "groups mix labels" if minority is None else f"{split} has no images of them"
         yield f"no metrics on minority groups: {why}"
     if len(predictions.classes) == 2 and metrics.auc is None:
         yield f"AUROC is undefined: {split} has only images of {next(iter(metrics.classes))}"
     elif metrics.auc and metrics.minority_worst_group and metrics.minority_auc is None:
         yield "AUROC on minority groups is undefined: it needs positives and negatives in (not too many) such groups"
-    if 1 < metrics.seeds < FEW_SEEDS:
-        yield f"{metrics.seeds} seeds are few to estimate the variance between seeds: the intervals are rough"
 
 
 def _half_width(estimate: Estimate) -> float:

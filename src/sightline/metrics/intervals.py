@@ -35,6 +35,12 @@ def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def proportion(flags: np.ndarray) -> Estimate:
+    """The fraction of images that are flagged."""
+    n = len(flags)
+    return Estimate(float(flags.mean()), *wilson(int(flags.sum()), n), n, "Wilson")
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
     """Accuracies of S runs in every cell: observed, and in R bootstrap resamples of images and runs."""

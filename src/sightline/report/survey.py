@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..explain.estimates import accuracy_difference, proportion
+from ..explain.estimates import accuracy_difference
 from ..interventions.apply import CachedLook, calibrate
 from ..interventions.file import Intervention
 from ..interventions.search import accuracy_differences, gain_estimate, next_interventions, resolve_objective
@@ -17,6 +17,7 @@ from ..methods.base import PartDetections
 from ..metrics.estimates import Estimate
 from ..metrics.groups import score
 from ..metrics.inference import map_batches, predictions_from_logits, sample_evenly, sight_for
+from ..metrics.intervals import proportion
 from ..metrics.predictions import Predictions
 from ..sight import Sight
 from .case import ReportContext

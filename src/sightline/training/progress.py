@@ -1,4 +1,4 @@
-"""Progress of training: a bar on a terminal, a line per epoch, throughput; and Ctrl-C between steps."""
+"""Progress of training: a bar on a terminal, a line per epoch and half minute, throughput; and Ctrl-C between steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 
-from ..console.terminal import TERMINAL_LOCK
+from ..console.terminal import SCREEN, TERMINAL_LOCK, ProgressLines, duration, say
+
+STEPS_MEASURED = 3  # after the first, which is slower, to tell how long training will take
+LONG = 180.0  # seconds of training on a CPU from which cheaper ways are named
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,21 @@ def now(device: torch.device) -> float:
 
 
 class Progress:
-    """A bar over all steps of a training run, and a line per epoch."""
+    """A bar over all steps of a training run, or a line every half minute; and a line per epoch."""
 
-    def __init__(self, steps: int, done: int, show: bool, processes: int = 1):
-        self.show = show
+    def __init__(self, steps: int, done: int, show: bool, processes: int = 1, cheaper: str = ""):
+        self.show = show and not SCREEN.quiet
         self.loss_label = "loss" if processes == 1 else "loss of this process"
-        self.bar, self.steps = None, 0
-        if show and sys.stderr.isatty() and TERMINAL_LOCK.acquire(blocking=False):
+        self.bar, self.steps, self.first, self.total = None, 0, done, steps
+        self.cheaper, self.began = cheaper, 0.0
+        self.lines = None
+        if not self.show:
+            return
+        if SCREEN.stage is not None:
+            return
+        if not sys.stderr.isatty():
+            self.lines = ProgressLines("training", steps, first=done)
+        elif TERMINAL_LOCK.acquire(blocking=False):
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -65,16 +76,34 @@ class Progress:
 
     def step(self, loss: Callable[[], float]) -> None:
         """The loss is read only every 20 steps, because reading it waits for the device."""
-        if self.bar is not None:
-            self.steps += 1
+        self.steps += 1
+        if not self.show:
+            return
+        if SCREEN.stage is not None:
+            SCREEN.stage.update("training", self.first + self.steps, self.total)
+        elif self.lines is not None:
+            self.lines(self.first + self.steps)
+        elif self.bar is not None:
             description = f"{self.loss_label} {loss():.3f}" if self.steps % 20 == 1 else None
             self.bar.update(self.task, advance=1, description=description)
+        if self.cheaper:
+            self.announce_duration()
+
+    def announce_duration(self) -> None:
+        """Without a GPU, after a few steps: how long this will take, and what would take less."""
+        if self.steps == 1:
+            self.began = time.perf_counter()
+        if self.steps == 1 + STEPS_MEASURED:
+            left = (time.perf_counter() - self.began) / STEPS_MEASURED * (self.total - self.first - self.steps)
+            if left > LONG:
+                say(f"On this CPU the training will take about {duration(left)}. {self.cheaper}")
 
     def epoch(self, line: Mapping, metric: str, speed: Speed) -> None:
         if self.show:
             metrics = pretraining_metrics(line) if metric == "last" else [f"validation {metric} {line[metric]:.1%}"]
-            text = ", ".join([f"epoch {line['epoch']}: loss {line['loss']:.4f}", *metrics, str(speed)])
-            print(text, file=sys.stderr, flush=True)
+            if "coverage" in line:
+                metrics.append(f"sees {line['coverage']:.0%} ± {line['coverage_sd']:.0%} of the image")
+            say(", ".join([f"epoch {line['epoch']}: loss {line['loss']:.4f}", *metrics, str(speed)]))
 
     def close(self) -> None:
         if self.bar is not None:
