@@ -186,6 +186,6 @@ STUDIES = {
         relevance.SETS,
         (relevance_stage(relevance.starting_rows), relevance_stage(relevance.rate_rows), relevance_selected),
     ),
-    "v1": Study({"birds": "Waterbirds v1.0 (benchmarks/packs.py)"}, (v1_first, v1_next)),
+    "v1": Study(waterbirds_v1.SETS, (v1_first, v1_next)),
     "a2": Study(a2.SETS, (a2_first, a2_second), "--batch 512", keeps_weights=False),
 }

@@ -11,6 +11,14 @@ from typing import Any
 
 from rows import Row
 
+SETS = {
+    "birds": "Waterbirds v1.0 (benchmarks/packs.py)",
+    "wbr": "Waterbirds rebuilt (sightline data waterbirds)",
+    "o2o": "a scene for each class, swapped in the test set (sightline data scenes-o2o)",
+    "cubwb": "photographs of CUB: landbird or waterbird",
+    "cub200": "photographs of CUB: 200 species",
+}
+
 BRIEF = "--epochs 10 --lr 5e-5"
 BY_GROUPS = f"{BRIEF} --select worst-group"
 RECIPE = "--epochs 10 --lr 3e-5 --batch 64 --ema 0.999 --balance logit-adjustment --head-lr-factor 1000"  # iFAM's here
