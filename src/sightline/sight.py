@@ -199,6 +199,10 @@ class Method(nn.Module):
         """Named maps [B, H, W] to draw."""
         raise NotImplementedError(f"{type(self).__name__}.maps")
 
+    def look_with_maps(self, images: Tensor) -> tuple[Sight, dict[str, Tensor]]:
+        """Both `look` and `maps`; a method that computes them together does so once."""
+        return self.look(images), self.maps(images)
+
     def look_at(self, images: Tensor, masks: Tensor) -> Sight:  # noqa: ARG002 (the interface)
         """The sight defined by masks, bool [B, h, w]."""
         raise UserError("--mask: this method takes no masks; ifam, early-mask and late-mask do")

@@ -22,7 +22,7 @@ from ..data.batches import Batch
 from ..data.rows import SPLITS, Rows
 from ..errors import UserError
 from ..metrics.estimates import Estimate
-from ..metrics.inference import inference_batches, sight_for
+from ..metrics.inference import inference_batches, sight_and_maps
 from ..metrics.keypoints import PartLocations, keypoint_errors
 from ..metrics.localization import (
     LOCALIZATION_LABELS,
@@ -115,7 +115,7 @@ class _Collector:
             if len(truth):
                 images = truth.images.float() / 255
                 with self.accelerator.autocast():
-                    sight, maps = sight_for(self.method, images, masks), self.method.maps(images)
+                    sight, maps = sight_and_maps(self.method, images, masks)
                     if has_relevance_map(self.method):  # it sees everything; so, what does its prediction rely on?
                         maps = maps | {"gae": relevance_map(self.method, images)}
                 columns = localization_columns(sight, maps, truth, published=self.published)

@@ -75,10 +75,17 @@ class Intervened(Method):
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         """The part maps that are left after part and token removal, by part name."""
         parts, _ = self.method.discover(images)
+        return self._maps_of(PartAssignment.of(parts, parts.scores))
+
+    def look_with_maps(self, images: Tensor) -> tuple[Sight, dict[str, Tensor]]:
+        found = self.method.detect(images)
+        return self.method.sight_from(images, found, self.correction), self._maps_of(found.maps)
+
+    def _maps_of(self, assignment: PartAssignment) -> dict[str, Tensor]:
         correction = self.correction
         if self.method.refines:  # distance limits apply to the refined look, not to these maps
             correction = replace(correction, max_distances=None)
-        probabilities = correction.probabilities(PartAssignment.of(parts, parts.scores)).unbind(dim=1)
+        probabilities = correction.probabilities(assignment).unbind(dim=1)
         left = [k for k in range(len(probabilities) - 1) if k not in self.intervention.drop]
         return {self.intervention.part_name(k): probabilities[k] for k in left} | {"background": probabilities[-1]}
 

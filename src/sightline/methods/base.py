@@ -251,6 +251,12 @@ class PartMethod(Trainable, Method):
     def maps(self, images: Tensor) -> dict[str, Tensor]:
         return self.where.maps(images)
 
+    def look_with_maps(self, images: Tensor) -> tuple[Sight, dict[str, Tensor]]:
+        sight = self.look(images)
+        if sight.parts is None or self.settings.eval_noise:  # the noise is in the sight, not in the maps
+            return sight, self.maps(images)
+        return sight, self.where.named_maps(sight.parts)
+
     # ---- training ----------------------------------------------------------------------------------------------------
 
     def prepare(self, context: TrainContext, train: Callable[[Train], Path]) -> None:  # noqa: ARG002 (nothing to train)

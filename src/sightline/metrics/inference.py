@@ -26,6 +26,13 @@ def sight_for(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
     return method.look_at(images, masks) if masks is not None and method.accepts_masks else method.look(images)
 
 
+def sight_and_maps(method: Method, images: Tensor, masks: Tensor | None) -> tuple[Sight, dict[str, Tensor]]:
+    """As `sight_for`, and the method's maps; in one pass where the method can."""
+    if masks is not None and method.accepts_masks:
+        return method.look_at(images, masks), method.maps(images)
+    return method.look_with_maps(images)
+
+
 def sight_for_prediction(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
     """As `sight_for`, but without calling `look` where the prediction does not depend on the sight."""
     return sight_for(method, images, masks) if method.uses_sight else Sight.everything(images)

@@ -32,7 +32,7 @@ from ..load import (
     with_saved_intervention,
 )
 from ..methods.base import PartMethod
-from ..metrics.inference import inference_batches, sight_for
+from ..metrics.inference import inference_batches, sight_and_maps
 from ..sight import Method, Sight
 
 BATCH = 32  # images drawn at once
@@ -86,7 +86,7 @@ class ReportContext:
         """Images, their sights and the method's maps, batch by batch."""
         for start in range(0, len(indices), BATCH):
             images, masks = self.load_images(indices[start : start + BATCH])
-            yield images, sight_for(self.method, images, masks), self.method.maps(images)
+            yield images, *sight_and_maps(self.method, images, masks)
 
 
 def open_report(command: Audit) -> ReportContext:

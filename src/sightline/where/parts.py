@@ -189,7 +189,11 @@ class PartDiscovery(nn.Module):
         return Sight(keep=hard_keep(parts.scores), parts=parts.probabilities)
 
     def maps(self, images: Tensor) -> dict[str, Tensor]:
-        *parts, background = self.discover(images).probabilities.unbind(dim=1)
+        return self.named_maps(self.discover(images).probabilities)
+
+    @staticmethod
+    def named_maps(probabilities: Tensor) -> dict[str, Tensor]:
+        *parts, background = probabilities.unbind(dim=1)
         return {f"part {k}": part_map for k, part_map in enumerate(parts)} | {"background": background}
 
     def part_groups(self, head_lr_factor: float, prototype_lr_factor: float) -> list[ParameterGroup]:
