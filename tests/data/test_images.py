@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 
+from sightline.data.formats import is_image
 from sightline.data.images import (
     Preprocess,
     ResizeCrop,
@@ -393,3 +394,12 @@ def test_dicom_files_are_read_from_folders_and_archives(tmp_path):
         assert inspect_image(one_row(tmp_path, path), 0).kinds == ("DICOM",)
     with pytest.raises(UserError, match=r"chests.zip/text.dcm: not a readable DICOM image"):
         read_row_image(one_row(tmp_path, "chests.zip/text.dcm"), 0)
+
+
+def test_avif_is_read_where_pillow_can():
+    if not features.check("avif"):
+        pytest.skip("needs a Pillow with AVIF")
+    held = io.BytesIO()
+    Image.new("RGB", (8, 6), (200, 30, 30)).save(held, "AVIF")
+    assert read_image(io.BytesIO(held.getvalue()), "a.avif").size == (8, 6)
+    assert is_image("a.AVIF")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,7 +12,8 @@ from ..errors import UserError
 
 # What Pillow may decode, whatever a file is called: a file named .jpg may be PostScript, which Ghostscript would run.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
+FORMATS += ("AVIF",) if find_spec("PIL.AvifImagePlugin") else ()  # from Pillow 11.3 on
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".dcm"}
 MOST_PIXELS = 100_000_000  # of an image or mask; decoding takes at most 24 bytes for each
 MOST_ELONGATED = 50  # longer side / shorter side
 
