@@ -21,6 +21,7 @@ from . import config
 from .config.flags import flag_names
 from .config.limits import raising_afterwards
 from .console.files import guarding
+from .console.printable import only_printable
 from .console.terminal import SCREEN, fail
 from .errors import UserError
 from .methods import trainable_methods
@@ -76,7 +77,7 @@ def main() -> None:
     try:
         name, command = parse(sys.argv[1:])
         SCREEN.quiet = getattr(command, "quiet", False)
-        with guarding(command):
+        with guarding(command), only_printable():
             code = importlib.import_module(f".{COMMANDS[name].module}", __package__).run_command(command)
         atexit.register(leave_process_group)
         sys.exit(code)

@@ -26,7 +26,7 @@ from .batch.scoring import judge, open_run, scorer_maker
 from .batch.sources import Item, list_items, read_item
 from .config import Predict
 from .config.flags import PREDICTIONS
-from .console.files import claim, inside, prepare_output, refuse_foreign, replace_durably, save_image
+from .console.files import as_cells, claim, inside, prepare_output, refuse_foreign, replace_durably, save_image
 from .console.terminal import counted, fail, is_main_process
 from .data.drawing import grey_out_hidden, to_pil_images
 from .data.images import Preprocess
@@ -179,7 +179,7 @@ def write_lines(file: TextIO, kind: str, columns: Sequence[str], lines: Iterator
     if kind != ".json":
         writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows(map(as_cells, lines))
         return
     separator = "[\n"
     for line in lines:

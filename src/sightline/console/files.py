@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.flags import SOFTWARE, Writes, written_paths
 from ..errors import UserError
+from .printable import to_cell
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -320,5 +321,9 @@ def as_csv(columns: Sequence[str], lines: list[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows(as_cells(line) for line in lines)
     return text.getvalue()
+
+
+def as_cells(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: to_cell(value) if isinstance(value, str) else value for name, value in line.items()}

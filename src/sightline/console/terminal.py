@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -190,5 +192,5 @@ def is_main_process() -> bool:
 
 
 def fail(message: str, code: int) -> int:
-    print(f"sightline: {message}", file=sys.stderr)
+    print(f"sightline: {printable(message)}".replace("\n", "\\n"), file=sys.stderr)
     return code

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..console.files import save_figure
+from ..console.printable import from_cell
 from ..errors import UserError
 from ..metrics.estimates import Estimate
 from .estimates import bootstrap_mean
@@ -35,7 +36,9 @@ def read_predictions(path: Path) -> LabelledPredictions:
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             lines = list(csv.DictReader(file))
-        return LabelledPredictions(*([line[name] for line in lines] for name in ("image", "label", "predicted")))
+        return LabelledPredictions(
+            *([from_cell(line[name]) for line in lines] for name in ("image", "label", "predicted"))
+        )
     except (OSError, KeyError) as error:
         raise UserError(f"{path}: cannot be read ({error}); create it with `sightline evaluate`") from error
 

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ..console.files import as_csv, make_folder, save_image, write, write_json
+from ..console.printable import from_cell
 from ..data.drawing import image_grid
 from ..load import same_intervention
 from .segmentation import PER_IMAGE
@@ -86,7 +87,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
     if not path.exists():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
-        names, *lines = csv.reader(file)
+        names, *lines = [[from_cell(cell) for cell in line] for line in csv.reader(file)]
     return dict(zip(names, map(list, zip(*lines, strict=True)), strict=True))
 
 

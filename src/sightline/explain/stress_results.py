@@ -69,18 +69,18 @@ class StressResults:
             table = Table("map", means[0], "below random by", means[1], "above random by", box=None, pad_edge=False)
             for name in dict.fromkeys(curve.map for curve in self.curves):
                 pair = [curve for curve in self.curves if curve.map == name]
-                table.add_row(name, *(table_cell(one) for curve in pair for one in (curve.mean, curve.gain)))
+                table.add_row(escape(name), *(table_cell(one) for curve in pair for one in (curve.mean, curve.gain)))
             yield table
         if self.masks:
             against = escape(f"map against masks {self.masks_from}" if self.masks_from else "map against true masks")
             table = Table(against, *FIGURES.values(), box=None, pad_edge=False)
             for name, some in self.masks.items():
-                table.add_row(name, *map(table_cell, some.values()))
+                table.add_row(escape(name), *map(table_cell, some.values()))
             yield table
         if rest := self.other_rows():
             table = Table("", "value", "n", box=None, pad_edge=False)
             for label, one in rest:
-                table.add_row(label, table_cell(one), f"{one.n:,}")
+                table.add_row(escape(label), table_cell(one), f"{one.n:,}")
             yield table
 
     def other_rows(self) -> list[tuple[str, Estimate]]:

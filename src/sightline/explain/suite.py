@@ -202,14 +202,15 @@ class SuiteComparison:
     rows: tuple[tuple[str, Estimate, Estimate, Estimate], ...]
 
     def table(self, names: Sequence[str]) -> Table:
+        from rich.markup import escape
         from rich.table import Table
 
         from ..metrics.comparison import verdict
 
-        table = Table("", *names, "difference", "", "n", box=None, pad_edge=False)
+        table = Table("", *map(escape, names), "difference", "", "n", box=None, pad_edge=False)
         for name, before, after, gain in self.rows:
             cells = [f"{e.value_text} {e.interval}".replace("[", r"\[") for e in (before, after, gain)]
-            table.add_row(name, *cells, verdict(gain), f"{gain.n:,}")
+            table.add_row(escape(name), *cells, verdict(gain), f"{gain.n:,}")
         return table
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..console.checksums import check_checksum, replace_with_checksum
+from ..console.printable import from_cell, to_cell
 from ..errors import UserError
 
 NO_CLASS = -1  # predicted none of the classes, which is wrong whatever the label
@@ -124,7 +125,10 @@ class Predictions:
             columns.append([self.group_names[k] for k in self.groups])
         columns.append([self.split] * len(self))
         for row, texts in enumerate(zip(*columns, *self.extra.values(), strict=True)):
-            yield [*texts, *(f"{p:.9g}" for p in self.probabilities[row].tolist())]  # 9 digits keep every float32
+            yield [
+                *map(to_cell, texts),
+                *(f"{p:.9g}" for p in self.probabilities[row].tolist()),
+            ]  # 9 digits keep every float32
 
     @classmethod
     def load_csv(cls, path: str | Path, *, split: str | None = None, group_names: Sequence[str] = ()) -> Predictions:
@@ -151,7 +155,7 @@ def _read(path: Path, reader, split: str | None, group_names: tuple[str, ...]) -
         if split is not None and "split" in text_columns and line[text_columns.index("split")] != split:
             continue
         at.append(place)
-        texts.append(line[: len(text_columns)])
+        texts.append([from_cell(cell) for cell in line[: len(text_columns)]])
         probabilities.append(_floats(line[len(text_columns) :], place))
     if not texts:
         raise UserError(f"{path}: contains no predictions" + (f" for split {split!r}" if split else ""))
