@@ -43,11 +43,19 @@ def run(data, tmp_path_factory):
     return out
 
 
+@pytest.fixture(scope="module")
+def other(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "[/other]"
+    code, _, err = typed("train", "probe", data, *SMALL, "--untuned", "--out", out)
+    assert code == 0, err
+    return out
+
+
 def harmless(text: str) -> bool:
     return not any(ord(letter) < 32 and letter not in "\n\t" for letter in text)
 
 
-def test_every_table_shows_the_names_as_they_are(data, run, tmp_path):
+def test_every_table_shows_the_names_as_they_are(data, run, other, tmp_path):
     commands = (
         ("check", data, "--workers", 0), ("evaluate", run, "--workers", 0, "--device", "cpu"), ("compare", run, other),
         ("predict", run, data / "@1.png", "--device", "cpu"),
