@@ -24,7 +24,7 @@ from sightline.where.part_losses import (
 )
 from sightline.where.parts import Parts
 
-NAMES = [f.name for f in fields(Shaping) if f.type == "float"]
+NAMES = [f.name for f in fields(Shaping) if isinstance(f.default, float)]
 
 
 def one_hot(assigned: torch.Tensor, parts: int) -> torch.Tensor:
