@@ -82,6 +82,14 @@ def small_vit(seed: int = 0, **changes) -> ViT:
     return vit.eval()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Generator[None]:
+    """No test cuts the power, and waiting until files are on the disk takes minutes in all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory) -> Path:
     """A small dataset on disk: 64 pixels, the background agrees with the class in nine images of ten."""

@@ -95,8 +95,8 @@ def test_every_command_on_a_page_exists_with_its_flags(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "ledger.md"], ids=name_of)
 def test_flags_in_the_text_of_a_page_exist(page):
-    """Outside blocks: `--flag` must be a flag of some command, method or benchmark. The ledger records commands with the
-    flags of their time."""
+    """Outside blocks: `--flag` must be a flag of some command, method or benchmark. The ledger records commands with
+    the flags of their time."""
     kinds = [command.config for command in cli.COMMANDS.values()] + [entry.config for entry in METHODS.values()]
     known = set().union(*map(flag_names, kinds)) | {"--help", "--num-processes", "--shaping"}
     options = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "benchmarks").glob("*.py"))
