@@ -196,3 +196,15 @@ def test_damaged_features_are_computed_again(tmp_path, capsys):
     assert load_cached(tmp_path / "f.safetensors") is None
     assert load_cached(tmp_path / "none.safetensors") is None
     assert capsys.readouterr().err.count("damaged; it is computed again") == 1
+
+
+def test_the_same_content_is_always_the_same_bytes(tmp_path):
+    """safetensors alone orders its metadata at random."""
+    for i in range(8):
+        save_tensors(
+            tmp_path / f"{i}.safetensors", {"a": torch.arange(3.0), "é": torch.ones(2, 2)}, {"grün": '\x1f"\\'}
+        )
+    assert len({(tmp_path / f"{i}.safetensors").read_bytes() for i in range(8)}) == 1
+    tensors, facts = load_tensors(tmp_path / "0.safetensors")
+    assert torch.equal(tensors["é"], torch.ones(2, 2))
+    assert facts == {"grün": '\x1f"\\'}

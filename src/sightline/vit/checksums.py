@@ -4,6 +4,7 @@ texts. A file of an earlier version, or of somebody else, has none."""
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,7 +35,24 @@ def save_with_checksum(
     from safetensors.torch import save_file
 
     header = {**metadata, KEY: content_sha256(tensors, metadata)}
-    replace_durably(path, lambda partial: save_file(tensors, str(partial), metadata=header), remedy=remedy)
+
+    def save(partial: Path) -> None:
+        save_file(tensors, str(partial), metadata=header)
+        _sort_metadata(partial)
+
+    replace_durably(path, save, remedy=remedy)
+
+
+def _sort_metadata(path: Path) -> None:
+    """safetensors writes metadata in random order; sorted, the same content is always the same bytes."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= length, "the same JSON in another order"
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 def check_content(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], remedy: str) -> None:
