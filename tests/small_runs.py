@@ -46,15 +46,19 @@ IMPORTED = ("sightline.cli", "sightline.train", "sightline.methods.dino", "accel
 multiprocessing.set_forkserver_preload([*IMPORTED])
 
 
-def in_processes(count: int, *arguments, prepare: Callable[[], None] | None = None) -> tuple[list[int], str]:
+def in_processes(
+    count: int, *arguments, prepare: Callable[[], None] | None = None, address: str | None = None
+) -> tuple[list[int], str]:
     """Exit codes and stderr of `sightline ARGUMENTS` in processes that know what torchrun tells them, after `prepare`.
+    With an `address`, that of the first of them, they meet there instead of in this process.
 
     They are forked from one process that has imported torch, which saves each of them some seconds. torchrun itself is
     tried in `training/test_distributed.py`.
     """
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # it outlives them all
     together = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
-    together["TORCHELASTIC_USE_AGENT_STORE"] = True
+    together["TORCHELASTIC_USE_AGENT_STORE"] = address is None
+    together |= {} if address is None else {"MASTER_ADDR": address}
     with tempfile.TemporaryDirectory() as folder:
         errors = [Path(folder, str(rank)) for rank in range(count)]
         start = multiprocessing.get_context("forkserver").Process

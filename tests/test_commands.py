@@ -3,7 +3,6 @@
 import csv
 import importlib
 import json
-import sys
 
 import accelerate
 import pytest
@@ -35,11 +34,11 @@ def test_check_reports_contents_and_problems(toy, tmp_path):
 
 
 def test_train_prints_the_table_and_the_selection_rule(toy, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if it were not installed
+    monkeypatch.setattr("sightline.training.trackers.find_spec", lambda _: None)  # as if it were not installed
     small = ["--backbone", "random:nano", "--size", 32, "--epochs", 1, "--batch", 32, "--workers", 0, "--device", "cpu"]
     arguments = ["train", "erm", toy, *small, "--out", tmp_path / "run", "--select", "worst-group"]
-    code, _, err = typed(*arguments, "--tensorboard")
-    assert (code, "pip install 'sightline[tensorboard]'" in err) == (2, True)
+    code, _, err = typed(*arguments, "--tracker", "wandb")
+    assert (code, "--tracker wandb: not installed; pip install 'sightline[wandb]'" in err) == (2, True)
     code, out, err = typed(*arguments)  # the failed attempt is not in the way
     assert code == 0
     assert "toy, split 'test': 48 images" in out

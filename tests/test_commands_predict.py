@@ -137,7 +137,7 @@ def test_an_opened_image_is_predicted_like_its_file(runs, tmp_path):
 
 def test_compare_groups_runs_by_their_settings(runs, tmp_path):
     facts = json.loads((runs / "erm-1" / "run.json").read_text())
-    spelled = facts["config"] | {"data": "elsewhere", "save_minutes": 99, "tensorboard": True, "out": "x"}
+    spelled = facts["config"] | {"data": "elsewhere", "save_minutes": 99, "tracker": "wandb", "out": "x"}
     copy = copied(runs / "erm-1", tmp_path / "a" / "run", config=spelled)
     probe = copied(runs / "probe", tmp_path / "b" / "run")
     other = copied(runs / "erm-0", tmp_path / "c" / "run", config=facts["config"] | {"seed": 0, "lr": 1.0})

@@ -36,14 +36,22 @@ from .metrics.inference import predict_batches
 from .sight import Method
 from .training.baseline import compare_with_baseline
 from .training.batches import class_log_prior, positions_in_epoch, split_batches, training_batches, training_view
-from .training.checkpoint import CheckpointTimer, load_tensors, pack, save_tensors, unpack
-from .training.checks import check_copies, check_files_exist, check_processes, suggesting_check, validate_config
-from .training.distributed import deterministic, make_accelerator
-from .training.progress import Progress, Speed, now, stopping_between_steps
+from .training.checkpoint import CheckpointTimer, load_tensors, pack, save_tensors, unpack_optimizer, unpack_weights
+from .training.checks import (
+    check_copies,
+    check_divisible,
+    check_files_exist,
+    check_processes,
+    suggesting_check,
+    validate_config,
+)
+from .training.distributed import deterministic, make_accelerator, shard_parameters, whole
+from .training.progress import Progress, Speed, now
 from .training.run_folder import RESUME, Run, begin_run, digests_of, read_run, run_ending
 from .training.schedule import base_lr, cosine_decay, make_optimizer, set_learning_rate, update_ema, warmup_factor
 from .training.state import LoopPosition, TrainState
-from .training.trackers import tensorboard_logger
+from .training.stopping import stopping_between_steps
+from .training.trackers import epoch_logger
 from .training.trainable import StepInfo, Trainable, TrainBatch, TrainContext
 from .vit.blocks import Block
 from .vit.model import Input
@@ -124,15 +132,15 @@ def fit(model: Trainable, context: TrainContext, config: Loop) -> Trainable:
             state.progress.epoch(line, config.select, speed)
             if state.position.finished and context.accelerator.is_main_process:
                 context.run.note(speed=speed.to_dict())
-            for name, value in line.items():
-                state.log_scalar(name, value, line["epoch"])
-            if state.stopping.is_set():
+            state.log_line(line)
+            if state.stopping.agreed():
                 stop(state)
     context.accelerator.wait_for_everyone()
     for module in model.modules():
         module._compiled_call_impl = None  # as in `validate`
-    model.load_state_dict(load_tensors(context.run.best)[0])
-    return model.eval()
+    best = state.replica or model
+    best.load_state_dict(load_tensors(context.run.best)[0])
+    return best.eval()
 
 
 def set_up(model: Trainable, context: TrainContext, config: Loop, to_close: ExitStack) -> TrainState:
@@ -142,19 +150,25 @@ def set_up(model: Trainable, context: TrainContext, config: Loop, to_close: Exit
     val_batches = split_batches(context, "val", config, masks=model.needs_masks)
     to_close.callback(val_batches.close)
     model.to(accelerator.device).class_log_prior = class_log_prior(context, config)
-    ema = copy.deepcopy(model).eval().requires_grad_(False) if config.ema else None
+    ema, replica = (
+        copy.deepcopy(model).eval().requires_grad_(False) if one else None for one in (config.ema, config.fsdp)
+    )
+    tensors, position = resume_state(context.run, model, ema, accelerator, config.resume)
+    if config.fsdp:
+        check_divisible(model, config, accelerator.num_processes)
+        shard_parameters(model, accelerator)
     optimizer = make_optimizer(model, config, batches, accelerator.device)
-    position = resume_state(context.run, model, optimizer, ema, accelerator, config.resume)
+    unpack_optimizer(tensors, optimizer)
     if config.compile:
         compile_blocks(model)
-    wrapped, optimizer = accelerator.prepare(model, optimizer)
+    wrapped, optimizer = (model, optimizer) if config.fsdp else accelerator.prepare(model, optimizer)
     done, main = position.epoch * len(batches) + position.step, accelerator.is_main_process
     progress = Progress(config.epochs * len(batches), done, main, processes=accelerator.num_processes)
     to_close.callback(progress.close)
     return TrainState(
-        model=model, wrapped=wrapped, optimizer=optimizer, ema=ema, position=position, batches=batches,
+        model=model, wrapped=wrapped, optimizer=optimizer, ema=ema, replica=replica, position=position, batches=batches,
         val_batches=val_batches, augment=training_view(config.augment, context.expects)[1], progress=progress,
-        log_scalar=tensorboard_logger(context.run, config.tensorboard and main, to_close),
+        log_line=epoch_logger(context.run, config, main, to_close),
         timer=CheckpointTimer(config.save_minutes, accelerator),
         stopping=to_close.enter_context(stopping_between_steps(accelerator)), context=context, config=config,
     )  # fmt: skip
@@ -184,10 +198,10 @@ def train_epoch(state: TrainState) -> Speed:
             state.progress.step(lambda loss=losses["loss"], share=share: float(loss) / share)
             if state.timer.due():
                 save(state)
-            if state.stopping.is_set():
+            if state.stopping.after_step():
                 stop(state)
-    except UserError:  # the same Ctrl-C may have ended the data-loading processes
-        if state.stopping.is_set():
+    except UserError:  # a second signal may have ended the data-loading processes
+        if state.stopping.alone and state.stopping.requested.is_set():
             stop(state)
         raise
     return Speed((position.step - first) * batches.batch, now(device) - began, batches.wait_seconds - waited)
@@ -202,8 +216,7 @@ def validate(state: TrainState) -> dict[str, Any]:
     lr *= cosine_decay(position.epoch, config.epochs) * warmup_factor(epoch, config.warmup)
     losses = {name: total / max(1, position.step) for name, total in position.summed(context.accelerator).items()}
     check_divergence(losses, state)
-    candidate = state.model if state.ema is None else state.ema
-    candidate.eval()
+    candidate = (undivided(state) if state.ema is None else state.ema).eval()
     # Not compiled: batches that hide different numbers of patches would be compiled again and again.
     with torch.compiler.set_stance("force_eager") if config.compile else nullcontext():
         metrics = candidate.validate(state.val_batches, context, config.select)
@@ -238,6 +251,14 @@ def coverage_of(candidate: Trainable, state: TrainState) -> dict[str, float]:
             "--selector-size, --seed or backbone, or early-mask with given masks"
         )
     return {"coverage": round(mean, 6), "coverage_sd": round(spread, 6)}
+
+
+def undivided(state: TrainState) -> Trainable:
+    """The model; with FSDP the copy that is on every process, with the present weights."""
+    if state.replica is None:
+        return state.model
+    state.replica.load_state_dict({name: whole(tensor) for name, tensor in state.model.state_dict().items()})
+    return state.replica
 
 
 def train_step(wrapped, batch: TrainBatch, optimizer, accelerator, config: Loop, total: int) -> dict[str, Tensor]:
@@ -282,11 +303,10 @@ def save(state: TrainState) -> None:
     sums = state.position.summed(accelerator)
     check_divergence(sums, state)
     save_best(state)
-    if accelerator.is_main_process:
-        optimizer = getattr(state.optimizer, "optimizer", state.optimizer)
-        save_tensors(
-            state.context.run.last, pack(state.model, optimizer, state.ema), state.position.stored(sums), RESUME
-        )
+    if accelerator.is_main_process or state.config.fsdp:
+        tensors = pack(state.model, getattr(state.optimizer, "optimizer", state.optimizer), state.ema)
+        if accelerator.is_main_process:
+            save_tensors(state.context.run.last, tensors, state.position.stored(sums), RESUME)
 
 
 def save_best(state: TrainState) -> None:
@@ -300,19 +320,23 @@ def save_best(state: TrainState) -> None:
         position.unsaved = {}
 
 
-def resume_state(run: Run, model, optimizer, ema, accelerator: Accelerator, resume: bool) -> LoopPosition:
-    """Load the last checkpoint, if the run is resumed and there is one; returns the position to start from."""
-    position, device, main = LoopPosition(), accelerator.device, accelerator.is_main_process
+def resume_state(
+    run: Run, model, ema, accelerator: Accelerator, resume: bool
+) -> tuple[dict[str, Tensor], LoopPosition]:
+    """Load the weights of the last checkpoint, if the run is resumed and there is one; returns all its tensors, and
+    where to start from."""
+    tensors, position, device, main = {}, LoopPosition(), accelerator.device, accelerator.is_main_process
     if resume and run.last.exists():
         tensors, facts = load_tensors(run.last)
-        unpack({name: tensor.to(device) for name, tensor in tensors.items()}, model, optimizer, ema)
+        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        unpack_weights(tensors, model, ema)
         # The stored sums are over all processes; the main process continues them.
         facts["sums"] = {name: torch.tensor(value * main, device=device) for name, value in facts["sums"].items()}
         position = LoopPosition(**facts)
     if main:
         run.cut_log(position.epoch)
     accelerator.wait_for_everyone()
-    return position
+    return tensors, position
 
 
 def check_divergence(losses: dict[str, float], state: TrainState) -> None:

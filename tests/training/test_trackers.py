@@ -1,6 +1,7 @@
-"""`--tensorboard`: TensorBoard has all values of the log."""
+"""`--tracker`: the tracker has all values of the log."""
 
 import json
+import sqlite3
 
 import pytest
 
@@ -13,7 +14,7 @@ def test_tensorboard_has_every_logged_value_at_its_epoch(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     toy = write_toy(tmp_path / "toy", train=32, val=16, test=8)
     run = tmp_path / "run"
-    code, _, err = typed("train", "erm", toy, *SMALL, "--epochs", 2, "--out", run, "--tensorboard")
+    code, _, err = typed("train", "erm", toy, *SMALL, "--epochs", 2, "--out", run, "--tracker", "tensorboard")
     assert code == 0, err
     logged = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in logged] == [1, 2]
@@ -31,3 +32,18 @@ def test_without_the_flag_there_is_no_tensorboard_folder(tmp_path):
     toy = write_toy(tmp_path / "toy", train=32, val=16, test=8)
     assert typed("train", "erm", toy, *SMALL, "--epochs", 1, "--out", tmp_path / "run")[0] == 0
     assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+def test_trackio_has_every_logged_value_in_its_own_database(tmp_path, monkeypatch):
+    pytest.importorskip("trackio", reason="needs trackio: pip install 'sightline[trackio]'")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path / "trackio", raising=False)
+    toy = write_toy(tmp_path / "toy", train=32, val=16, test=8)
+    run = tmp_path / "run"
+    code, _, err = typed("train", "erm", toy, *SMALL, "--epochs", 2, "--out", run, "--tracker", "trackio")
+    assert code == 0, err
+    logged = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    (database,) = (tmp_path / "trackio").glob("*.db")
+    with sqlite3.connect(database) as opened:
+        stored = [json.loads(text) for (text,) in opened.execute("SELECT metrics FROM metrics ORDER BY step")]
+    assert [line["loss"] for line in stored] == pytest.approx([line["loss"] for line in logged])

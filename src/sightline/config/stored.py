@@ -29,6 +29,7 @@ RENAMED: dict[str, dict[str, Renaming]] = {
         "head_lr": ("head_lr_factor", {}),
         "balance": ("balance", {"loss": "logit-adjustment"}),
         "frozen": ("freeze_backbone", {}),
+        "tensorboard": ("tracker", {True: "tensorboard", False: None}),
         # ifam, pdiscoformer, early-mask, late-mask
         "tune_selector": ("tune_selector", {True: "all", False: "tokens", "nothing": "none"}),
         "prototype_lr": ("prototype_lr_factor", {}),

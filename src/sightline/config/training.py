@@ -104,7 +104,10 @@ class Loop(Train):
     """Early stopping: epochs without a better validation score. Default: train to the end."""
     save_minutes: NotNegative = 10.0
     """Minutes between checkpoints within an epoch; epochs that end within 20 seconds share a checkpoint."""
-    tensorboard: bool = False
-    """Write losses and metrics for TensorBoard to the run folder."""
+    tracker: Literal["tensorboard", "wandb", "trackio"] | None = None
+    """Also log losses and metrics to an experiment tracker; TensorBoard's files are in the run folder."""
+    fsdp: bool = False
+    """With several processes, divide parameters, gradients and optimiser state among them (FSDP), for models that do
+    not fit into one GPU. With erm; not with --ema or --compile."""
     compile: bool = False
     """Compile the ViT blocks (torch.compile): about a minute at the start, then faster on a GPU."""

@@ -7,6 +7,7 @@ for batch in batches.epoch(3, start=10):    # exactly what an uninterrupted run 
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -240,6 +241,7 @@ class Workers:
                 persistent_workers=True,
                 prefetch_factor=max(1, self.ahead),
                 pin_memory=self.pin,
+                worker_init_fn=_leave_signals_to_the_main_process,
                 generator=torch.Generator(),  # or it would draw its seed from the global one
             )
         self._tasks.pending = tasks
@@ -294,6 +296,12 @@ class _CatchUserError:
             return self.job(task)
         except UserError as error:
             return error
+
+
+def _leave_signals_to_the_main_process(_: int) -> None:
+    """Ctrl-C and schedulers signal every process of a group; the main one still needs data for the step it is in."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _identity(result: Any) -> Any:

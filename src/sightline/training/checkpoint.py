@@ -18,14 +18,15 @@ from torch import Tensor, nn
 from ..console.files import FREE_SPACE
 from ..errors import UserError
 from ..vit.checksums import check_content, save_with_checksum
+from .distributed import like_parameter, whole
 
 MIN_SECONDS = 20.0  # between checkpoints of finished epochs
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], remedy: str = FREE_SPACE) -> None:
     """At any moment either the old or the new file exists, also if the power fails in between."""
-    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_with_checksum(path, whole, {"facts": json.dumps(facts)}, remedy=remedy)
+    copied = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_with_checksum(path, copied, {"facts": json.dumps(facts)}, remedy=remedy)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -58,25 +59,28 @@ def load_cached(path: Path) -> dict[str, Tensor] | None:
 
 
 def pack(model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None) -> dict[str, Tensor]:
-    """The tensors of the training state: weights, EMA weights (stored as `average.`) and optimiser state."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    """The tensors of the training state: weights, EMA weights (stored as `average.`) and optimiser state. With FSDP all
+    processes must call this: the file is the same as without."""
+    tensors = {f"model.{name}": whole(tensor) for name, tensor in model.state_dict().items()}
     if ema is not None:
         tensors |= {f"average.{name}": tensor for name, tensor in ema.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
+        tensors |= {f"optimizer.{index}.{name}": whole(torch.as_tensor(value)) for name, value in state.items()}
     return tensors
 
 
-def unpack(
-    tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None
-) -> None:
+def unpack_weights(tensors: Mapping[str, Tensor], model: nn.Module, ema: nn.Module | None) -> None:
     model.load_state_dict(with_prefix("model.", tensors))
     if ema is not None:
         ema.load_state_dict(with_prefix("average.", tensors))
+
+
+def unpack_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in with_prefix("optimizer.", tensors).items():
         index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = tensor
+        state.setdefault(int(index), {})[key] = like_parameter(tensor, parameters[int(index)])
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

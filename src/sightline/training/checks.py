@@ -13,6 +13,7 @@ from ..data.copies import find_copies
 from ..data.fingerprints import file_fingerprints
 from ..data.rows import SPLITS, Rows
 from ..errors import UserError
+from .trainable import Trainable
 
 
 def validate_config(config: Train, rows: Rows) -> None:
@@ -72,6 +73,15 @@ def check_processes(config: Train, rows: Rows, processes: int) -> None:
     """Processes with different numbers of micro-batches would wait for each other for ever."""
     if isinstance(config, Loop) and processes > 1 and config.grad_accum > 1:
         check_even_split(min(config.batch, len(rows.split_indices("train"))), processes, config.grad_accum)
+
+
+def check_divisible(model: Trainable, config: Loop, processes: int) -> None:
+    raise_first([
+        (processes == 1, "--fsdp: divides a model among processes, and there is only one; use accelerate launch"),
+        (not model.divisible, f"--fsdp: not with {config.method}; with erm"),
+        (config.ema is not None, "--fsdp: not with --ema; leave one of them out"),
+        (config.compile, "--fsdp: not with --compile; leave one of them out"),
+    ])  # fmt: skip
 
 
 def check_even_split(batch: int, processes: int, micro_batches: int) -> None:

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UserError
+from ..vit.model import Block
 
 
 def make_accelerator(device: str = "auto", precision: str = "fp32") -> Accelerator:
@@ -62,3 +63,41 @@ def gather_rows(rows: Tensor) -> Tensor:
     parts = [torch.empty_like(rows) for _ in range(process_count())]
     dist.all_gather(parts, rows.contiguous())
     return torch.cat(parts)
+
+
+# ---- FSDP: parameters, gradients and optimiser state divided among the processes -------------------------------------
+
+
+def shard_parameters(model: nn.Module, accelerator: Accelerator) -> None:
+    """Divide the model among all processes, in place: a block is whole only while it computes. Its parameters become
+    DTensors, so make the optimiser afterwards."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    forward = model.forward
+
+    def in_precision(*arguments: object) -> object:  # what accelerate does to a model that it wraps
+        with accelerator.autocast():
+            return forward(*arguments)
+
+    model.forward = in_precision
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    for module in [module for module in model.modules() if isinstance(module, Block)]:
+        fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor as it would be on one process. All processes must call this, in the same order."""
+    full = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
+
+
+def like_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """The share of a whole tensor that belongs to this process's share of a parameter of that shape."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None or tensor.shape != parameter.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, mesh, parameter.placements)  # ty: ignore[missing-attribute]

@@ -1,17 +1,13 @@
-"""Progress of training: a bar on a terminal, a line per epoch and half minute, throughput; and Ctrl-C between steps."""
+"""Progress of training: a bar on a terminal, a line per epoch and half minute, throughput."""
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from accelerate import Accelerator
 
 from ..console.terminal import SCREEN, TERMINAL_LOCK, ProgressLines, duration, say
 
@@ -116,23 +112,3 @@ def pretraining_metrics(line: Mapping) -> list[str]:
     """The metrics of an epoch of pretraining, as far as labels and masks allow and the epoch was measured."""
     labels = {"knn": "k-NN accuracy", "mass": "attention mass on the masks", "hit": "attention peak on the masks"}
     return [f"{label} {line[name]:.1%}" for name, label in labels.items() if name in line]
-
-
-@contextlib.contextmanager
-def stopping_between_steps(accelerator: Accelerator) -> Generator[threading.Event]:
-    """Ctrl-C takes effect at the end of the step, so that the checkpoint is consistent; a second one at once."""
-    stopping = threading.Event()
-    if accelerator.num_processes > 1 or threading.current_thread() is not threading.main_thread():
-        yield stopping
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def request_stop(*_: object) -> None:
-        stopping.set()
-        signal.signal(signal.SIGINT, before)
-
-    signal.signal(signal.SIGINT, request_stop)
-    try:
-        yield stopping
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -42,13 +42,13 @@ PACKAGES = ("torch", "accelerate", "safetensors", "numpy", "scikit-learn", "pill
 
 # Settings that do not change the result, so that they may differ when a run is resumed.
 RESUME = "earlier checkpoints are intact: free space or choose another folder, then continue with --resume"
-BEGUN = {"run.json", "log.jsonl", "cache", "tensorboard", LOCK}  # what a run has before it has weights
+BEGUN = {"run.json", "log.jsonl", "cache", "tensorboard", "wandb", LOCK}  # what a run has before it has weights
 OF_THE_SCREEN = frozenset({"quiet", "json", "details"})
 OF_THE_MACHINE = frozenset({"workers", "cache", "device"})
 NEUTRAL = (
     OF_THE_SCREEN
     | OF_THE_MACHINE
-    | {"resume", "allow_copies", "out", "data", "save_minutes", "tensorboard", "baseline"}
+    | {"resume", "allow_copies", "out", "data", "save_minutes", "tracker", "tensorboard", "fsdp", "baseline"}
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,8 @@ from ..data.augment import Augment
 from ..data.batches import Batches
 from .checkpoint import CheckpointTimer
 from .progress import Progress
-from .trackers import LogScalar
+from .stopping import StopRequest
+from .trackers import LogLine
 from .trainable import Trainable, TrainContext
 
 NOT_STORED = ("sums", "unsaved")  # of the position; the sums are stored summed over the processes
@@ -53,13 +53,14 @@ class TrainState:
     wrapped: nn.Module  # the model, wrapped for several processes
     optimizer: Any
     ema: Trainable | None  # the model with averaged weights
+    replica: Trainable | None  # with FSDP: an undivided copy, for validation and the final evaluation
     position: LoopPosition
     batches: Batches
     val_batches: Batches
     augment: Augment
     progress: Progress
-    log_scalar: LogScalar
+    log_line: LogLine
     timer: CheckpointTimer
-    stopping: threading.Event
+    stopping: StopRequest
     context: TrainContext
     config: Loop

@@ -93,6 +93,7 @@ class Trainable(nn.Module):
     """A model that is trained in the loop. Everything that must survive an interruption is in its state_dict."""
 
     trains_with_masks = False
+    divisible = False  # whether all of its training goes through `forward`, as FSDP needs it
     needs_masks = False
     class_log_prior: Tensor | None = None  # [C]: log class priors of the training data, for logit adjustment
 
