@@ -1,13 +1,17 @@
 """`--tracker`: the tracker has all values of the log."""
 
 import json
+import os
 import sqlite3
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from sightline.datasets.toy import write_toy
 
 from ..commands import SMALL, typed
+from ..small_runs import in_processes
 
 
 def test_tensorboard_has_every_logged_value_at_its_epoch(tmp_path):
@@ -34,14 +38,16 @@ def test_without_the_flag_there_is_no_tensorboard_folder(tmp_path):
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
-def test_trackio_has_every_logged_value_in_its_own_database(tmp_path, monkeypatch):
+def use_trackio_folder(folder: Path) -> None:
+    os.environ["TRACKIO_DIR"] = str(folder)  # read once, when trackio is imported
+
+
+def test_trackio_has_every_logged_value_in_its_own_database(tmp_path):
     pytest.importorskip("trackio", reason="needs trackio: pip install 'sightline[trackio]'")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path / "trackio", raising=False)
-    toy = write_toy(tmp_path / "toy", train=32, val=16, test=8)
-    run = tmp_path / "run"
-    code, _, err = typed("train", "erm", toy, *SMALL, "--epochs", 2, "--out", run, "--tracker", "trackio")
-    assert code == 0, err
+    toy, run = write_toy(tmp_path / "toy", train=32, val=16, test=8), tmp_path / "run"
+    arguments = ("train", "erm", toy, *SMALL, "--epochs", 2, "--out", run, "--tracker", "trackio")
+    codes, errors = in_processes(1, *arguments, prepare=partial(use_trackio_folder, tmp_path / "trackio"))
+    assert codes == [0], errors
     logged = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     (database,) = (tmp_path / "trackio").glob("*.db")
     with sqlite3.connect(database) as opened:
