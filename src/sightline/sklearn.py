@@ -181,7 +181,7 @@ def as_file(image: Any, path: Path) -> str:
         return str(Path(image).expanduser().resolve())
     if isinstance(image, np.ndarray) and image.dtype == bool:
         image = 255 * image.astype(np.uint8)
-    save_image(path, open_image(image), sync=False)
+    save_image(path, open_image(image), sync=False, marked=False)
     return str(path.resolve())
 
 

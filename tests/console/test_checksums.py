@@ -80,7 +80,7 @@ def test_a_flipped_bit_in_results_is_refused_by_every_reader(run, runs, name):
     flip(run / name, content.index(b"0.") + 3)
     code, _, err = typed("compare", run, runs / "probe")
     assert (code, err.count("\n")) == (2, 1)
-    assert f"{run / name}: damaged, or changed by hand: it does not match" in err
+    assert f"{run / name}: damaged, or changed by hand (then remove" in err
     (run / "metrics.json").unlink()
     assert typed("evaluate", run, *QUICK)[0] == 0, "they are made again"
     assert typed("compare", run, runs / "probe")[0] == 0

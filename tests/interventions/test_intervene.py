@@ -215,6 +215,7 @@ def test_a_new_part_name_keeps_the_metrics_of_other_splits(run):
     assert {*content["splits"]} == {"val", "test"}
     assert content["intervention"]["words"] == "without part 2 (tag)"
     path.write_text(json.dumps(content | {"intervention": content["intervention"] | {"drop": [1, 2]}}))
+    path.with_name("metrics.json.sha256").unlink()  # changed by hand
     typed_well("evaluate", run, *QUICK)
     assert {*json.loads(path.read_text())["splits"]} == {"test"}
 
@@ -235,7 +236,9 @@ def test_a_mask_given_by_the_user_is_the_sight(run, data, tmp_path):
     mask = (colour == 0).repeat(8, axis=0).repeat(8, axis=1)
     Image.fromarray((255 * mask).astype(np.uint8)).save(tmp_path / "mask.png")
     plain, _ = typed_well("predict", run, tmp_path / "one.png")
-    shown, _ = typed_well("predict", run, tmp_path / "one.png", "--mask", tmp_path / "mask.png", "--overlay", tmp_path)
+    shown, _ = typed_well(
+        "predict", run, tmp_path / "one.png", "--mask", tmp_path / "mask.png", "--overlay", tmp_path / "o"
+    )
     assert (plain.splitlines()[1].split(",")[1], shown.splitlines()[1].split(",")[1]) == ("square", "round")
     for photo, message in (((data[0],), "a mask is for a single image"), ((data[0] / "val0.png",), None)):
         code, _, err = typed("predict", run, *photo, "--mask", tmp_path / "mask.png")

@@ -59,7 +59,9 @@ def check_checksum(path: Path, remedy: str) -> None:
         return  # of the one or of the other: who reads the file will say so
     except (OSError, IndexError) as error:
         raise UserError(f"{mark}: cannot be read ({error}); restore it") from error
-    raise UserError(f"{path}: damaged, or changed by hand: it does not match {mark.name}; {remedy}")
+    raise UserError(
+        f"{path}: damaged, or changed by hand (then remove {mark.name}): not the content that was written; {remedy}"
+    )
 
 
 def remove_with_checksum(path: Path) -> None:

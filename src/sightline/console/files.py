@@ -291,15 +291,15 @@ def append_line(path: Path, line: str, *, remedy: str = FREE_SPACE) -> None:
         raise cannot_write(path, error, remedy) from error
 
 
-def save_image(path: Path, image: Image, *, sync: bool = True, **options: Any) -> None:
-    """In the format of the file's suffix; a PNG says that it is ours."""
+def save_image(path: Path, image: Image, *, sync: bool = True, marked: bool = True, **options: Any) -> None:
+    """In the format of the file's suffix; a marked PNG says that it is ours, so that it may be replaced later."""
     from PIL import Image as Images
     from PIL.PngImagePlugin import PngInfo
 
     kind = Images.registered_extensions().get(path.suffix.lower())
     if kind is None:
         raise UserError(f"{path}: no image format has this suffix; use .png")
-    if kind == "PNG":
+    if kind == "PNG" and marked:
         options.setdefault("pnginfo", PngInfo())
         options["pnginfo"].add_text("Software", SOFTWARE)
     replace_durably(path, lambda partial: image.save(partial, kind, **options), sync=sync)

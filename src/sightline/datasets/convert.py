@@ -156,7 +156,7 @@ def _text(content: Any, column: str, number: int) -> str:
 def _save_image(image: SegmentedImage, file: Path) -> None:
     if file.exists():
         raise UserError(f"{file}: two images have this name in value/id; download {SEGMENTATION_FILE} again")
-    save_image(file, Image.fromarray(image.pixels), sync=False)
+    save_image(file, Image.fromarray(image.pixels), sync=False, marked=False)
 
 
 CONVERTERS: dict[str, Callable[[Path], list[str]]] = {

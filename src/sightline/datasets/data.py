@@ -212,7 +212,7 @@ def _save(image: Image.Image, path: Path, quality: int | None = None) -> None:
         options = {"lossless": True, "quality": 0, "method": 0, "exact": True}
     elif quality is not None:
         options = {"quality": quality, "subsampling": 0}  # sharp colours where bird meets background
-    save_image(path, image, sync=False, **options)
+    save_image(path, image, sync=False, marked=False, **options)
 
 
 def _count_groups(plans: Iterable[ImagePlan]) -> dict[str, dict[str, int]]:

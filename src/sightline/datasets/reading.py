@@ -94,7 +94,7 @@ def save_mask(mask: np.ndarray, file: Path) -> None:
     """Write bool [h, w] as a 1-bit PNG."""
     from PIL import Image
 
-    save_image(file, Image.fromarray(mask), sync=False)
+    save_image(file, Image.fromarray(mask), sync=False, marked=False)
 
 
 # ---- text, JSON and CSV ----------------------------------------------------------------------------------------------

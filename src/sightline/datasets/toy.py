@@ -82,8 +82,8 @@ class _ChunkWriter:
         lines = []
         for i, name in enumerate(f"{split}/{number:05d}.png" for number in range(first, end)):
             image, mask = (Image.fromarray(pixels.numpy()) for pixels in (toy.images[i].permute(1, 2, 0), toy.masks[i]))
-            save_image(self.folder / name, image, sync=False, compress_level=1)
-            save_image(self.folder / "masks" / name, mask, sync=False)
+            save_image(self.folder / name, image, sync=False, marked=False, compress_level=1)
+            save_image(self.folder / "masks" / name, mask, sync=False, marked=False)
             label, background = CLASS_NAMES[toy.labels[i]], BACKGROUND_NAMES[toy.backgrounds[i]]
             lines.append(dict(zip(COLUMNS, (name, label, background, f"masks/{name}", split), strict=True)))
         return lines

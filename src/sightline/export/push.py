@@ -88,13 +88,15 @@ def exported_files(model: Model) -> tuple[str, ...]:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         weights = facts["weights_sha256"]
-        onnx = file_sha256(path.with_name("model.onnx"))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: damaged ({error}); export again or remove the folder") from error
     if weights != weights_sha256(cast(nn.Module, model.method)):
         raise UserError(f"{path.parent}: was exported from other weights than the run's; export again or remove it")
-    if facts.get("onnx_sha256", onnx) != onnx:
-        raise UserError(f"{path.parent}: model.onnx is not the file that {path.name} describes; export again")
+    onnx = path.with_name("model.onnx")
+    if not onnx.is_file() or facts.get("onnx_sha256") not in (None, file_sha256(onnx)):
+        raise UserError(
+            f"{path.parent}: model.onnx is missing, or not the file that {path.name} describes; export again"
+        )
     return ONNX
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,10 @@ from ..console.files import FREE_SPACE, replace_durably
 from ..errors import UserError
 
 KEY = "sha256"
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 def content_sha256(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
@@ -24,35 +29,37 @@ def content_sha256(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
             digest.update(f"{name}\0{text}\0".encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(content(tensor))
     return digest.hexdigest()
+
+
+def content(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def save_with_checksum(
     path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str], *, remedy: str = FREE_SPACE
 ) -> None:
-    """Contiguous tensors on the CPU."""
-    from safetensors.torch import save_file
+    """Tensors on the CPU. The safetensors library would write the header's texts in a random order: the same content
+    would not be the same file."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Any] = {
+        "__metadata__": dict(sorted({**metadata, KEY: content_sha256(tensors, metadata)}.items()))
+    }
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
 
-    header = {**metadata, KEY: content_sha256(tensors, metadata)}
+    def write(partial: Path) -> None:
+        with partial.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for _, tensor in ordered:
+                file.write(content(tensor))
 
-    def save(partial: Path) -> None:
-        save_file(tensors, str(partial), metadata=header)
-        _sort_metadata(partial)
-
-    replace_durably(path, save, remedy=remedy)
-
-
-def _sort_metadata(path: Path) -> None:
-    """safetensors writes metadata in random order; sorted, the same content is always the same bytes."""
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        assert len(text) <= length, "the same JSON in another order"
-        file.seek(8)
-        file.write(text.ljust(length))
+    replace_durably(path, write, remedy=remedy)
 
 
 def check_content(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], remedy: str) -> None:

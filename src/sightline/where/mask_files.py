@@ -136,7 +136,7 @@ def _save(mask: Image.Image, file: Path, stamp: str) -> None:
     """With the stamp of what it was computed from."""
     text = PngImagePlugin.PngInfo()
     text.add_text(STAMP, stamp)
-    save_image(file, mask, sync=False, pnginfo=text)
+    save_image(file, mask, sync=False, marked=False, pnginfo=text)
 
 
 def _safe_path(image: str) -> str:

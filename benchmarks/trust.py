@@ -1,0 +1,27 @@
+"""The results of the long sessions of tests/faults, tests/hostile and others: one object per row in trust.json."""
+
+import json
+import subprocess
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results" / "trust.json"
+
+
+def record(path: Path, row: str, tried: int, failed: int) -> None:
+    """Add a row, or replace the row of this name."""
+    rows = json.loads(path.read_text()) if path.exists() else []
+    new = {"row": row, "tried": tried, "failed": failed, "commit": commit()}
+    at = next((i for i, old in enumerate(rows) if old["row"] == row), len(rows))
+    rows[at : at + 1] = [new]
+    path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+
+
+def commit() -> str:
+    """Of the code that was tested; with a plus sign if it had changes that are not committed."""
+    root = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "src")
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
