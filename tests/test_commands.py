@@ -12,7 +12,7 @@ from sightline.console.terminal import bar
 from sightline.datasets.data import format_counts
 from sightline.evaluate import show_metrics
 
-from .commands import copied, toy_pictures, typed
+from .commands import copied, edit, toy_pictures, typed
 from .conftest import shared
 
 
@@ -152,15 +152,14 @@ def test_evaluation_on_the_selection_data_is_noted(runs, tmp_path, capsys):
     assert "the checkpoint was selected on these images" in out
     content = json.loads((run / "metrics.json").read_text())
     assert set(content["splits"]) == {"val", "test"}
-    (run / "metrics.json.sha256").unlink()
-    (run / "metrics.json").write_text(json.dumps(content | {"splits": {"val": content["splits"]["val"]}}))
+    edit(run / "metrics.json", json.dumps(content | {"splits": {"val": content["splits"]["val"]}}))
     show_metrics(run, "test")
     out = capsys.readouterr().out
     assert "no split 'test'; showing 'val'" in out
     assert "the checkpoint was selected on these images" in out
 
     content["selected_by"] = content["selected_on"] = None
-    (run / "metrics.json").write_text(json.dumps(content))
+    edit(run / "metrics.json", json.dumps(content))
     _, out, _ = typed("evaluate", run, "--split", "val", "--workers", 0, "--device", "cpu")
     assert "Nothing was selected." in out
     assert "was selected on these images" not in out
@@ -172,7 +171,7 @@ def test_damaged_files_and_unwritable_outputs_are_errors_of_one_line(runs, toy, 
     (tmp_path / "file").write_text("")
     code, _, err = typed("evaluate", run, *quick, "--out", tmp_path / "file" / "on")
     assert (code, "cannot be created" in err) == (2, True)
-    (run / "metrics.json").write_text("{")
+    edit(run / "metrics.json", "{")
     code, _, err = typed("evaluate", run, *quick)
     assert (code, "metrics.json: damaged" in err) == (2, True)
     killed = copied(runs / "probe", tmp_path / "killed", vit=None)

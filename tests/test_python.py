@@ -18,7 +18,7 @@ from sightline.methods.ifam import IFam
 from sightline.report.notebook import ImagePredictions, ImageSight
 from sightline.sight import Sight
 
-from .commands import SMALL, typed
+from .commands import SMALL, edit, typed
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_load_applies_the_saved_intervention(run, files, tmp_path):
     figures = json.loads((copy / "metrics.json").read_text())
     figures["splits"]["test"]["accuracy"]["value"] = 0.123
     (copy / "intervened-drop1").mkdir()
-    (copy / "intervened-drop1" / "metrics.json").write_text(json.dumps(figures))
+    edit(copy / "intervened-drop1" / "metrics.json", json.dumps(figures))
     assert "<p>Accuracy 12.3 %;" in sightline.load(copy)._repr_html_()
 
 

@@ -87,7 +87,7 @@ def test_the_commands_with_output_files_are_those_known_today():
     assert set(CHECKED) - methods == {
         "check --out", "evaluate --out", "compare --out", "compare --class-changes", "predict --out", "verify --out",
         "audit --out", "strips --out", "localize --out", "shape --out", "stress --out", "matrix --out",
-        "pretrain --out", "export --out", "import --out",
+        "pretrain --out", "export --out", "distill --out", "import --out",
     }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from sightline.train import train
 from sightline.training.checkpoint import load_tensors, save_tensors
 from sightline.verify.verify import verify
 
-from ..commands import QUICK, typed
+from ..commands import QUICK, edit, typed
 
 COLOURS = ((230, 205, 25), (25, 205, 230), (230, 25, 155), (25, 40, 50))  # things of two kinds, a tag, and the ground
 COUNTS = {"train": 24, "val": 48, "test": 24}
@@ -148,7 +148,7 @@ def test_clear_removes_nothing_if_the_command_fails_and_keeps_the_part_names(run
     typed_well("intervene", run, "--clear", "--drop", 1)
     now = Intervention.load(run / "intervention.json")
     assert (now.drop, now.names) == ((1,), {2: "tag"})
-    (run / "intervention.json").write_text("{")
+    edit(run / "intervention.json", "{")
     typed_well("intervene", run, "--clear")
     assert not (run / "intervention.json").exists()
 

@@ -30,7 +30,7 @@ from sightline.report.text import best_group
 from sightline.training.distributed import make_accelerator
 from sightline.training.run_folder import read_run
 
-from ..commands import QUICK, SMALL, typed
+from ..commands import QUICK, SMALL, edit, typed
 from ..small_runs import table
 
 SECTIONS = (
@@ -217,7 +217,7 @@ def test_reports_with_and_without_the_intervention_are_kept_apart(trained, tmp_p
 
 def test_without_the_intervention_its_file_may_be_damaged(trained, tmp_path):
     run = shutil.copytree(trained / "ifam", tmp_path / "run")
-    (run / "intervention.json").write_text("{")
+    edit(run / "intervention.json", "{")
     assert open_report(Audit(run, workers=0, device="cpu", intervention=False)).intervention == Intervention()
     with pytest.raises(UserError, match="damaged"):
         open_report(Audit(run, workers=0, device="cpu"))

@@ -15,7 +15,7 @@ from sightline.report.card import card, escape_markdown, training_facts
 from sightline.train import train
 from sightline.verify.verify import verify
 
-from ..commands import QUICK, typed
+from ..commands import QUICK, edit, typed
 
 SETTINGS = {"backbone": "random:nano", "workers": 0, "device": "cpu", "batch": 16, "size": 32}
 
@@ -80,7 +80,7 @@ def test_interventions_and_part_names_are_listed(patches, certificate, tmp_path)
     corrected.mkdir()
     content = json.loads((run / "metrics.json").read_text())
     content["splits"]["test"]["accuracy"]["value"] = content["splits"]["test"]["accuracy"]["high"] = 0.9876
-    (corrected / "metrics.json").write_text(json.dumps(content))
+    edit(corrected / "metrics.json", json.dumps(content))
     found = sections(card(load(run), kept, certificate, "3 images"))
     assert "part 0 (head), part 1" in found["Discovered parts"]
     assert "Intervention: without part 1, set by hand." in found["Discovered parts"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+from .flags import RUN, Writes
 from .limits import Checked, Count, NotNegative, Processes, Seed, Side
 
 
@@ -20,7 +21,7 @@ class Distill(Checked):
 
     run: Positional[Path]
     """Run folder of the trained iFAM model."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes(RUN)] = None
     """Folder of the new run. Default: RUN-distilled."""
     data: Path | None = None
     """Images to learn from: a folder or CSV file with the same classes. Default: the data that the run was trained
@@ -44,7 +45,7 @@ class Distill(Checked):
     """Random seed of data order and augmentation."""
     workers: Processes = 2
     """Data-loading processes."""
-    cache: Path | None = None
+    cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images for this run and later ones."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
