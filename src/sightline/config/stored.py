@@ -6,10 +6,12 @@ Runs of format 1 must load, evaluate and resume: whoever renames a field of a co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from ..errors import UserError
+from .limits import shortened
 from .training import Train
 
 FORMAT = 2  # version of the run folder; run.json without a number is format 1
@@ -111,7 +113,11 @@ def renamed_keys(method: str, values: Mapping[str, Any], prefix: str = "") -> di
 
 def stored_config(kind: type[Config], values: Mapping[str, Any]) -> Config:
     """The dataclass that was stored with `dataclasses.asdict` as JSON; unknown settings are ignored."""
-    return kind(**typed_fields(kind, BEFORE_IT_EXISTED.get(kind.method, {}) | dict(values)))
+    given = typed_fields(kind, BEFORE_IT_EXISTED.get(kind.method, {}) | dict(values))
+    required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [name for name in required if name not in given]:
+        raise UserError(f"the settings have no {missing[0]!r}")
+    return kind(**given)
 
 
 def typed_fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,6 +128,8 @@ def typed_fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 def typed(value: Any, hint: Any) -> Any:
     """A JSON value in the type of its field: paths, tuples and nested dataclasses are not JSON types."""
     if is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise UserError(f"{shortened(value)} must be an object")
         return hint(**typed_fields(hint, value))
     if isinstance(value, list):
         return tuple(value)

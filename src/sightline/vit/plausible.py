@@ -48,7 +48,11 @@ def check_archive(path: Path) -> None:
     """PyTorch stores the members of its archives uncompressed; others could unpack to anything."""
     if not zipfile.is_zipfile(path):
         return
-    with zipfile.ZipFile(path) as archive:
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise UserError(f"{path}: a damaged archive ({error}); download it again") from None
+    with archive:
         packed = [member.filename for member in archive.infolist() if member.compress_type != zipfile.ZIP_STORED]
         promised = sum(member.file_size for member in archive.infolist())
     if packed or promised > path.stat().st_size:

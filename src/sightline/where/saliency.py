@@ -161,9 +161,12 @@ class U2Net(nn.Module):
         mean, std = (pixels.new_tensor(numbers).view(3, 1, 1) for numbers in (IMAGENET_MEAN, IMAGENET_STD))
         name = self.session.get_inputs()[0].name
         inputs = ((pixels - mean) / std).cpu().numpy()
-        fused = [
-            self.session.run(None, {name: image[None]})[0] for image in inputs
-        ]  # the network takes one image at a time
+        try:  # the network takes one image at a time
+            fused = [self.session.run(None, {name: image[None]})[0] for image in inputs]
+        except Exception as error:  # as in `_open_onnx`
+            raise UserError(f"the ONNX file of --masks u2net cannot be run ({_first_line(error)})") from error
+        if not fused or fused[0].shape != (1, 1, self.SIDE, self.SIDE) or not np.isfinite(np.concatenate(fused)).all():
+            raise UserError("the ONNX file of --masks u2net gives no salience map; give U2-Net as an ONNX file")
         salience = min_max_scale(torch.from_numpy(np.concatenate(fused)[:, 0]), (1, 2))
         return F.interpolate(salience[:, None], images.shape[-2:], mode="bilinear")[:, 0].to(images.device)
 
@@ -181,7 +184,7 @@ def _open_onnx(path: Path):
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own error classes differ between versions
         raise UserError(f"{path}: not an ONNX file that onnxruntime can read ({_first_line(error)})") from error
-    shape = session.get_inputs()[0].shape
+    shape = session.get_inputs()[0].shape if len(session.get_inputs()) == 1 else []
     if shape[1:] != [3, U2Net.SIDE, U2Net.SIDE]:
         raise UserError(
             f"{path}: takes inputs {shape}, not [1, 3, {U2Net.SIDE}, {U2Net.SIDE}]; give U2-Net as an ONNX file"
