@@ -55,7 +55,7 @@ METHODS: dict[str, tuple[type[Train], str, str, dict]] = {  # by folder: configu
 }
 LATE = "late masking, untrained"
 WIDTH = max(len(f"{name}: {does}") for _, name, does, _ in METHODS.values())
-SHOWN = 8  # images of each row of a picture
+SHOWN = 8  # images in each row of a figure
 MARKER = "made-by-the-demo.txt"
 
 

@@ -51,7 +51,7 @@ class Within:
         return f"must be {high}"
 
 
-# A bound says what makes sense, not what this machine can do: its upper end only stops what is surely a mistake.
+# A bound says what makes sense, not what this machine can do: its upper end only stops what is certainly a mistake.
 Count = Annotated[int, Within(1, 10**9)]
 Whole = Annotated[int, Within(0, 10**9)]
 Several = Annotated[int, Within(2, 10**9)]

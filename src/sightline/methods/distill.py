@@ -221,13 +221,13 @@ def compare(command: Distill, config: Ifam, teacher: IFam, expects: Input, folde
 def run_command(command: Distill) -> int:
     folder = distill(command)
     if is_main_process():
-        told = read_run(folder).facts["distilled"]
-        before, after, n = told["before"], told["after"], told["images"]
+        facts = read_run(folder).facts["distilled"]
+        before, after, n = facts["before"], facts["after"], facts["images"]
         for metric in [name for name in before if name != "gflops"]:
             change = f"{100 * (after[metric] - before[metric]):+.1f} points, n = {n}"
             print(f"Validation {metric}: {after[metric]:.1%}, before {before[metric]:.1%} ({change}).")
         ratio = after["gflops"] / before["gflops"]
         print(f"Both stages: {after['gflops']:.3g} GFLOPs per image, {ratio:.0%} of {before['gflops']:.3g}.")
-        print(f"Sight IoU of both selectors: {told['sight_iou']:.2f} (at most {COMPARED_IMAGES} validation images).")
+        print(f"Sight IoU of both selectors: {facts['sight_iou']:.2f} (at most {COMPARED_IMAGES} validation images).")
         print(f"Run folder: {folder}")
     return 0

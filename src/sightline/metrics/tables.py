@@ -135,5 +135,5 @@ def confusion_sentence(found: Classification, most: int = 3) -> str:
     pairs = found.top_confusions(most)
     if not pairs:
         return "No image is misclassified."
-    told = [f"{label} as {predicted or 'none of the classes'} ({k:,} of {n:,})" for label, predicted, k, n in pairs]
-    return f"Most frequent confusions: {', '.join(told)}."
+    listed = [f"{label} as {predicted or 'none of the classes'} ({k:,} of {n:,})" for label, predicted, k, n in pairs]
+    return f"Most frequent confusions: {', '.join(listed)}."

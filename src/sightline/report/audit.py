@@ -94,7 +94,7 @@ def audit(command: Audit) -> tuple[Path, str]:
 
 
 def copies_sentence(context: ReportContext) -> str:
-    """About test images that are also in train or val, if training was told to allow them."""
+    """About test images that are also in train or val, if training was allowed to use them."""
     copies = context.model.run.facts.get("copies") if context.command.split == "test" else None
     return f" {copies}." if copies else ""
 

@@ -97,7 +97,7 @@ def card(
 
 
 def copies_sentence(facts: dict[str, Any], split: str) -> str:
-    """About test images that are also in train or val, if training was told to allow them."""
+    """About test images that are also in train or val, if training was allowed to use them."""
     return f" {facts['copies']}." if split == "test" and facts.get("copies") else ""
 
 
