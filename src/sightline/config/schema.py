@@ -53,7 +53,7 @@ class Adapted(TypedDict, total=False):
     of_candidates: Length
     size: list[Side]
     crops: Length
-    patches: list[Length]
+    patches: Length
 
 
 class Tiles(TypedDict, total=False):
