@@ -117,7 +117,7 @@ def test_any_run_can_be_the_reference():
     comparison = compare(runs, reference="b")
     assert comparison.reference == "b"
     assert [e.accuracy_gain and round(e.accuracy_gain.value, 2) for e in comparison.entries] == [-0.1, None, 0.1]
-    assert any("2 comparisons at 95 %" in warning for warning in comparison.warnings)
+    assert any("the 2 differences are corrected for their number" in warning for warning in comparison.warnings)
 
 
 def test_without_groups_the_worst_class_is_compared():

@@ -25,6 +25,7 @@ ALLOWED = {
     "batch": "errors sight config console data metrics training vit",
     "verify": "errors sight config console data datasets methods metrics training vit what where",
     "explain": "errors sight config console data datasets methods metrics training vit what where",
+    "bench": "errors config console data explain methods metrics training",
     "matrix": "errors sight config console data explain methods metrics training vit what where",
     "report": "errors sight config console data explain interventions methods metrics training verify vit where",
     "app": "errors sight config console data interventions methods metrics report training vit where",

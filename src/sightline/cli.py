@@ -58,6 +58,7 @@ COMMANDS = {
     "localize": Command(config.Localize, "explain.localize"),
     "shape": Command(config.Shape, "explain.shape"),
     "stress": Command(config.Stress, "explain.stress"),
+    "bench": Command(config.Bench, "bench.bench"),
     "matrix": Command(config.Matrix, "matrix.matrix"),
     "pretrain": Command(config.Pretrain, "pretrain"),
     "backbones": Command(config.Backbones, "vit.backbones"),

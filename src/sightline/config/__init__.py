@@ -5,6 +5,7 @@ from .attentive import Aim, Ep
 from .auditing import Audit
 from .backbones import Backbones, Import, Pretrain
 from .batch import Embed, Predict, ToParts
+from .bench import Bench
 from .data import BUILDS, CONVERTIBLE, Build, Check, Convert, Data, Toy
 from .distilling import Distill
 from .exporting import Export, Push
@@ -35,10 +36,10 @@ from .training import Loop, Train
 from .zeroshot import A2Zs, Ttr, Zs
 
 __all__ = [
-    "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "Aim", "App", "Audit", "Backbones", "Build",
-    "CentreCrop", "Check", "Compare", "Convert", "Coral", "Cvar", "Data", "Demo", "Dfr", "Distill", "EarlyMask",
-    "Embed", "Ep", "Erm", "Evaluate", "Export", "George", "Gradmask", "Groupdro", "Ifam", "Import", "Intervene",
-    "Irm", "Jtt", "LateMask", "Lff", "Localize", "Loop", "Masktune", "Matrix", "Pdiscoformer", "Predict", "Pretrain",
-    "Probe", "Push", "RandomCrop", "Robustvit", "Rrr", "Shape", "Shaping", "Stress", "Strips", "Suite", "ToParts",
-    "Toy", "Train", "Ttr", "Verify", "Zs",
+    "A2", "BUILDS", "CONVERTIBLE", "S2", "A2Adapter", "A2Dfr", "A2Zs", "Aim", "App", "Audit", "Backbones", "Bench",
+    "Build", "CentreCrop", "Check", "Compare", "Convert", "Coral", "Cvar", "Data", "Demo", "Dfr", "Distill",
+    "EarlyMask", "Embed", "Ep", "Erm", "Evaluate", "Export", "George", "Gradmask", "Groupdro", "Ifam", "Import",
+    "Intervene", "Irm", "Jtt", "LateMask", "Lff", "Localize", "Loop", "Masktune", "Matrix", "Pdiscoformer",
+    "Predict", "Pretrain", "Probe", "Push", "RandomCrop", "Robustvit", "Rrr", "Shape", "Shaping", "Stress",
+    "Strips", "Suite", "ToParts", "Toy", "Train", "Ttr", "Verify", "Zs",
 ]  # fmt: skip

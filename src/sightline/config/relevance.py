@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from .limits import Count, NotNegative, Positive
 from .training import Loop
@@ -80,6 +81,7 @@ class Robustvit(Pointed):
     """AdamW weight decay; the effective value is this divided by √(total steps)."""
 
     method: ClassVar[str] = "robustvit"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"lr": (1.2e-5, 5e-5, 2e-4)}
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Rrr(Pointed):
     """Learning rate at batch size 128, with cosine decay."""
 
     method: ClassVar[str] = "rrr"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"background_weight": (0.1, 1.0, 10.0)}
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class Gradmask(Rrr):
     """L2 norm of the gradient, as in the paper, or mean of its squares, as in RobustViT's code."""
 
     method: ClassVar[str] = "gradmask"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"background_weight": (0.1, 1.0, 10.0)}
 
 
 @dataclass(frozen=True)
@@ -128,3 +132,4 @@ class Masktune(Tuned):
     """Learning rate at batch size 128, with cosine decay."""
 
     method: ClassVar[str] = "masktune"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"lr": (1e-5, 5e-5)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from .limits import Count, Fraction, HalfOpen, NotNegative, Positive, PositiveFraction, Several, Whole
 from .methods import Erm
@@ -24,6 +25,7 @@ class Groupdro(Erm):
     """Validation metric for checkpoint selection."""
 
     method: ClassVar[str] = "groupdro"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"adjustment": (0.0, 2.0)}
     needs_groups: ClassVar[bool] = True
     weighs_batches: ClassVar[bool] = True
 
@@ -40,6 +42,7 @@ class Cvar(Erm):
     """Fraction of each batch, by highest loss, that the loss averages over."""
 
     method: ClassVar[str] = "cvar"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"worst_fraction": (0.1, 0.2, 0.5)}
     weighs_batches: ClassVar[bool] = True
 
 
@@ -53,6 +56,7 @@ class Lff(Erm):
     """Decay of the moving average of each image's loss."""
 
     method: ClassVar[str] = "lff"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"gce_q": (0.5, 0.7)}
     weighs_batches: ClassVar[bool] = True
 
 
@@ -67,6 +71,7 @@ class Jtt(Erm):
     validation groups."""
 
     method: ClassVar[str] = "jtt"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"upweight": (5, 20, 50)}
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Irm(Erm):
     """Fraction of training in which the weight rises from 0 to --penalty."""
 
     method: ClassVar[str] = "irm"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"penalty": (1.0, 10.0, 100.0)}
     needs_groups: ClassVar[bool] = True
     weighs_batches: ClassVar[bool] = True
 
@@ -96,6 +102,7 @@ class Coral(Erm):
     """Weight of the squared differences of means and covariances between environments (attributes of the groups)."""
 
     method: ClassVar[str] = "coral"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"penalty": (0.1, 1.0, 10.0)}
     needs_groups: ClassVar[bool] = True
     weighs_batches: ClassVar[bool] = True
 
@@ -124,5 +131,6 @@ class George(Erm):
     clusters."""
 
     method: ClassVar[str] = "george"
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {"clustered": ("hardness", "features")}
     weighs_batches: ClassVar[bool] = True
     finds_groups: ClassVar[bool] = True

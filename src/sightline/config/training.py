@@ -3,9 +3,10 @@ argument."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional
 
@@ -62,6 +63,7 @@ class Train(Output):
     method: ClassVar[str] = ""
     needs_groups: ClassVar[bool] = False
     weighs_batches: ClassVar[bool] = False  # the loss weights of an image depend on the rest of its batch
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values among which `sightline bench --grid` selects
     finds_groups: ClassVar[bool] = False  # the groups of training are found by the method, not given
 
     @property

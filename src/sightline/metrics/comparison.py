@@ -142,7 +142,8 @@ def compare(
 ) -> Comparison:
     """Every method against the reference, by default the first, on the same images.
 
-    A pair shares the resampled images; the seeds of each method are resampled independently.
+    A pair shares the resampled images; the seeds of each method are resampled independently. The intervals of the
+    differences hold together at 95 %: their level is divided by the number of methods compared (Bonferroni).
     """
     empty = [name for name, predictions in named.items() if not predictions]
     if empty:
@@ -153,10 +154,10 @@ def compare(
     if reference not in named:
         raise UserError(f"no run {reference!r} to compare with: choose one of {', '.join(named)}")
     runs = _align_named(named)
-    entries = []
+    entries, tail = [], TAIL / (len(runs) - 1)
     for name, predictions in runs.items():
         metrics = evaluate_seeds(predictions, train_group_counts=train_group_counts, seed=seed, resamples=resamples)
-        gains = (None, None) if name == reference else _gains(predictions, runs[reference], resamples, seed)
+        gains = (None, None) if name == reference else _gains(predictions, runs[reference], resamples, seed, tail)
         entries.append(Entry(name, metrics, *gains))
     worst_of = "class" if entries[0].metrics.worst_group is None else "group"
     return Comparison(reference, worst_of, tuple(entries), tuple(_warnings(entries)))
@@ -175,31 +176,32 @@ def _align_named(named: Mapping[str, Sequence[Predictions]]) -> dict[str, list[P
 
 
 def _gains(
-    ours: Sequence[Predictions], theirs: Sequence[Predictions], resamples: int, seed: int
+    ours: Sequence[Predictions], theirs: Sequence[Predictions], resamples: int, seed: int, tail: float
 ) -> tuple[Estimate, Estimate]:
     first, cells = ours[0], Cells.of(ours[0])
     correct = [np.stack([run.correct for run in block], axis=1) for block in (ours, theirs)]
     samples = resample(correct, cells.of_image, resamples, seed)
     how = f"paired bootstrap over images within {'classes' if first.groups is None else 'groups'}"
     how += " and over seeds" if len(ours) + len(theirs) > 2 else ""
+    how += f", corrected for {round(TAIL / tail)} comparisons" if tail < TAIL else ""
     subsets = cells.worst_of(first, "class" if first.groups is None else "group")
-    return _accuracy_gain(*samples, cells, how), _worst_gain(*samples, subsets, len(first), how)
+    return _accuracy_gain(*samples, cells, how, tail), _worst_gain(*samples, subsets, len(first), how, tail)
 
 
-def _accuracy_gain(ours: Sample, theirs: Sample, cells: Cells, how: str) -> Estimate:
+def _accuracy_gain(ours: Sample, theirs: Sample, cells: Cells, how: str, tail: float) -> Estimate:
     n = int(cells.sizes.sum())
     (our_value, our_draws), (their_value, their_draws) = (s.weighted_mean(cells.sizes / n) for s in (ours, theirs))
     draws = mean_over_runs(our_draws, ours.runs) - mean_over_runs(their_draws, theirs.runs)
-    low, high = np.quantile(draws, [TAIL, 1 - TAIL])
+    low, high = np.quantile(draws, [tail, 1 - tail])
     return Estimate(our_value.mean() - their_value.mean(), low, high, n, how, difference=True)
 
 
-def _worst_gain(ours: Sample, theirs: Sample, subsets: Subsets, n: int, how: str) -> Estimate:
+def _worst_gain(ours: Sample, theirs: Sample, subsets: Subsets, n: int, how: str, tail: float) -> Estimate:
     our_values, our_draws = ours.subset_accuracies(subsets.weights)
     their_values, their_draws = theirs.subset_accuracies(subsets.weights)
     value = our_values.min(axis=1).mean() - their_values.min(axis=1).mean()
-    low = gain_lower_bound(our_draws, ours.runs, their_draws, theirs.runs)
-    high = -gain_lower_bound(their_draws, theirs.runs, our_draws, ours.runs)
+    low = gain_lower_bound(our_draws, ours.runs, their_draws, theirs.runs, tail)
+    high = -gain_lower_bound(their_draws, theirs.runs, our_draws, ours.runs, tail)
     how += "; both minima are biased low, and the interval allows for each that could be the worst"
     return Estimate(value, low, high, n, how, difference=True)
 
@@ -207,4 +209,6 @@ def _worst_gain(ours: Sample, theirs: Sample, subsets: Subsets, n: int, how: str
 def _warnings(entries: Sequence[Entry]) -> Iterator[str]:
     yield from dict.fromkeys(warning for entry in entries for warning in entry.metrics.warnings)
     if len(entries) > 2:
-        yield f"{len(entries) - 1} comparisons at 95 % each, not corrected: one verdict in twenty may be chance"
+        yield f"the intervals of the {len(entries) - 1} differences are corrected for their number (Bonferroni)"
+    if single := [entry.name for entry in entries if entry.metrics.seeds == 1]:
+        yield f"one training of {listed(single)}: intervals allow for other images, not for training again"

@@ -1,0 +1,64 @@
+"""Settings of the benchmark: many methods with several seeds on one dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from .flags import SOFTWARE, Writes
+from .limits import Count, Processes, Seed
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Train several methods with several seeds on a dataset, and compare them in one table.
+
+    Finished runs with the same settings are used again, and interrupted ones resumed: run the same command again."""
+
+    data: Positional[Path]
+    """Folder of class folders (optionally under train, val and test), or a CSV file with columns image and label."""
+    methods: Annotated[tuple[str, ...], arg(metavar="METHOD …")] = ("erm", "probe", "ifam")
+    """Methods as `sightline train` takes them, with flags in quotes: "ifam --sight patches". `--init-from @erm` in such
+    flags is the run of the method erm (or of another text given here) with the same seed."""
+    seeds: tuple[Seed, ...] = (0, 1, 2)
+    """Random seeds; each method is trained once with each."""
+    flags: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE …")] = ()
+    """Flags of `sightline train` for every method that has them, without dashes: epochs=10 size=224. A method's own
+    take precedence."""
+    backbone: str = "dinov2-s14-reg"
+    """Backbone of every method whose own flags name no other: a name, a weights file, or random:NAME."""
+    layout: str | None = None
+    """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, imagenet9:mixed_rand, ...)."""
+    grid: Literal["balanced", "worst-group", "worst-class", "accuracy"] | None = None
+    """Select hyperparameters of rivals by this metric on the validation data, with the first seed: small grids, listed
+    on the page of the benchmark. worst-group uses group labels. Default: no grid, each method's own defaults."""
+    split: Literal["val", "test"] = "test"
+    """Split of the table."""
+    out: Annotated[Path | None, Writes({"bench.json": ("methods", "worst_of"), "index.html": (SOFTWARE,)})] = None
+    """Folder for runs and tables. Default: runs/DATA-bench."""
+    jobs: Count = 1
+    """Runs at the same time on this machine, each in a process of its own."""
+    shard: str | None = None
+    """I/N: train only every N-th run, from number I on (0/8 … 7/8), for several machines or a SLURM array with a common
+    --out; the table has all that are finished."""
+    collect: bool = False
+    """Train nothing: only the table of the finished runs."""
+    figures: bool = True
+    """Draw the figures of index.html."""
+    split_seed: Seed = 0
+    """Seed of the random train/val/test split, if the data define none."""
+    workers: Processes = 2
+    """Data-loading processes of each run."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; `auto` takes the GPU if there is one."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Floating-point precision; bf16 is mixed precision."""
+    cache: Annotated[Path | None, Writes()] = None
+    """Folder that caches decoded images and features. Default: cache, in --out."""
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs") / f"{self.data.stem}-bench"
