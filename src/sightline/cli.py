@@ -20,6 +20,7 @@ import tyro
 from . import config
 from .config.flags import flag_names
 from .config.limits import raising_afterwards
+from .config.recipes import with_recipe
 from .console.files import guarding
 from .console.printable import only_printable
 from .console.terminal import SCREEN, fail
@@ -168,7 +169,7 @@ def parse_flags(kind: type, prog: str, arguments: list[str]) -> Any:
             hint = f"did you mean {near[0]}?" if near else f"`{prog} --help` lists the flags"
             raise UserError(f"{prog}: unknown flag {flag}; {hint}")
     with raising_afterwards():
-        return tyro.cli(kind, prog=prog, args=arguments)
+        return tyro.cli(kind, prog=prog, args=with_recipe(kind, arguments))
 
 
 def leave_process_group() -> None:

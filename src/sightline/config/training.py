@@ -37,6 +37,12 @@ class Train(Output):
     select_on: Literal["val", "train-split"] = "val"
     """Images for that selection: the validation split, or a twentieth of the training images, stratified by class and
     left out of training. The latter has the same shortcut as the training data; the former may not."""
+    fit: Literal["crop", "squash"] | None = None
+    """How images reach the model: the centre, cropped to a square, or the whole image, squashed into one. Recorded with
+    the run, and kept by all commands that use it. Default: as the backbone expects, which is a crop."""
+    recipe: str | None = None
+    """Settings of a paper: ifam-waterbirds, ifam-cub, ifam-metashift, ifam-siim, ifam-imagenet, pdiscoformer-cub,
+    a2-waterbirds, a2-spawrious, a2-metashift, robustvit-imagenet. Flags given beside it take precedence."""
     batch: Count = 128
     """Batch size, summed over all processes."""
     seed: Seed = 0
@@ -98,8 +104,8 @@ class Loop(Train):
     """Gradient accumulation: number of micro-batches that a batch is split into, to save memory."""
     ema: InnerFraction | None = None
     """Decay of the exponential moving average (EMA) of the weights, such as 0.999; None: no EMA."""
-    augment: Literal["none", "light", "published", "imagenet"] = "light"
-    """Augmentation preset: crops and flips (light), that of the published iFAM code, or ImageNet's."""
+    augment: Literal["none", "flip", "light", "published", "imagenet"] = "light"
+    """Augmentation preset: flips, crops and flips (light), that of the published iFAM code, or ImageNet's."""
     balance: Balance = "none"
     """Draw classes or groups equally often, or logit adjustment with the training class priors."""
     patience: Count | None = None

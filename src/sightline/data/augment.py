@@ -145,6 +145,7 @@ class Augment:
 
 PRESETS = {
     "none": Augment(flip=0.0),
+    "flip": Augment(),
     "light": Augment(random_resized_crop=(0.5, 1.0)),
     # iFAM's "cub_original", with its black corners.
     "published": Augment(

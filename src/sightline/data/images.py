@@ -50,7 +50,7 @@ class Preprocess:
     @classmethod
     def of(cls, expects: Input) -> Preprocess:
         """The preprocessing that a model expects."""
-        return cls(size=expects.size, resample=expects.resample, crop=expects.crop)
+        return cls(size=expects.size, fit=expects.fit, resample=expects.resample, crop=expects.crop)
 
 
 @dataclass(frozen=True)

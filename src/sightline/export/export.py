@@ -195,7 +195,8 @@ def model_facts(
 
 
 def input_facts(expects: Input) -> dict[str, Any]:
-    how = "resize to cover size / crop, crop size from the centre, divide by 255, channels first"
+    crop = "resize to cover size / crop, crop size from the centre, divide by 255, channels first"
+    how = crop if expects.fit == "crop" else "resize to size, whatever the aspect ratio, divide by 255, channels first"
     inside = "the graph subtracts mean and divides by std"
     return asdict(expects) | {"size": list(expects.size), "how": how, "normalisation": inside}
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ def backbone_groups(vit: ViT, head_lr_factor: float) -> list[ParameterGroup]:
 def open_backbone(config: Train, classes: int) -> tuple[ViT, Input]:
     """The backbone with a new head for `classes`, and its input at the configured image size."""
     vit = load_backbone(config.backbone, classes=classes, seed=config.seed)
-    return vit, resized_input(vit, config.size, config.backbone)
+    return vit, fitted_input(resized_input(vit, config.size, config.backbone), config.fit)
 
 
 def resized_input(vit: ViT, side: int | None, name: str) -> Input:
@@ -67,6 +67,13 @@ def resized_input(vit: ViT, side: int | None, name: str) -> Input:
             near = max(1, length // patch) * patch
             raise UserError(f"--size {length}: must be a multiple of {name}'s patch, {patch}, such as {near}")
     return replace(expects, size=size)
+
+
+def fitted_input(expects: Input, fit: Literal["crop", "squash"] | None) -> Input:
+    """With images cropped or squashed as `--fit` says; a squashed image is not cropped at all."""
+    if fit is None:
+        return expects
+    return replace(expects, fit=fit, crop=1.0 if fit == "squash" else expects.crop)
 
 
 def record_backbone(run: Run, vit: ViT, expects: Input, config: Train) -> None:

@@ -28,7 +28,7 @@ from ..vit.model import Input, ViT
 from ..vit.weights import Origin, load_backbone, weights_sha256
 from ..where.attention import min_max_scale
 from ..where.relevance import KINDS, Relevance, images_per_pass
-from .base import record_backbone, resized_input
+from .base import fitted_input, record_backbone, resized_input
 from .erm import Classifier, build_erm
 from .given_mask import (
     AddMasks,
@@ -184,6 +184,7 @@ def load_starting_classifier(config: Tuned, rows: Rows, run: Run, accelerator: A
     vit, expects = load_run_classifier(config, rows) if config.init_from else load_backbone_with_head(config, rows)
     if config.size is not None:
         expects = replace(expects, size=resized_input(vit, config.size, "the model").size)
+    expects = fitted_input(expects, config.fit)
     if accelerator.is_main_process:
         record_backbone(run, vit, expects, config)
         before = str(Path(config.started_from).resolve()) if config.init_from else None

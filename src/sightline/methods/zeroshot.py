@@ -23,7 +23,7 @@ from ..where.attention import cls_attention_map
 from ..where.crops import vit_input_size
 from ..where.relevance import ReadLogits
 from .a2 import CropPlan, check_crops_fit, check_layer, parse_crop_sizes, parse_heads
-from .base import record_backbone, record_selector, recorded_selector, resized_input
+from .base import fitted_input, record_backbone, record_selector, recorded_selector, resized_input
 from .pair import Pair
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def prepare_clip(config: Zs | A2Zs | Ttr, rows: Rows) -> tuple[Clip, Tensor, Inp
     """CLIP, the text embeddings of the classes, and CLIP's input at the configured image size."""
     clip = open_clip(config.clip)
     text = clip.class_embeddings(clip_class_names(rows.classes, config.class_names), config.prompts)
-    return clip, text, resized_input(clip.vit, config.size, "CLIP")
+    return clip, text, fitted_input(resized_input(clip.vit, config.size, "CLIP"), config.fit)
 
 
 def save_untrained(

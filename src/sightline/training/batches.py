@@ -21,17 +21,18 @@ MIN_INFERENCE_BATCH = 64  # images that keep a device busy
 INFERENCE_PER_TRAIN_IMAGE = 8  # images of inference that fit into the memory of one image of training
 
 # By augmentation preset: the fraction of the decoded image that a crop covers, and whether the preset's own colour
-# fills what lies outside the image, rather than the backbone's mean. `none` gives the views of evaluation.
+# fills what lies outside the image, rather than the backbone's mean. `none` and
+# `flip` have the views of evaluation.
 VIEWS = {"light": (0.875, False), "published": (1.0, True), "imagenet": (0.875, False)}
 
 
 def training_view(augment: str, expects: Input) -> tuple[Preprocess, Augment]:
     """How training images are decoded, and how they are augmented."""
     preset = replace(PRESETS[augment], size=expects.size)
-    if augment == "none":
+    if augment in ("none", "flip"):
         return Preprocess.of(expects), replace(preset, crop=1.0)
     (h, w), (fraction, own_fill) = expects.size, VIEWS[augment]
-    preprocess = Preprocess((round(h / fraction), round(w / fraction)), resample=expects.resample)
+    preprocess = Preprocess((round(h / fraction), round(w / fraction)), expects.fit, expects.resample)
     return preprocess, replace(preset, crop=fraction, fill=preset.fill if own_fill else expects.mean)
 
 

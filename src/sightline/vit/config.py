@@ -29,6 +29,7 @@ class Input(Checked):
     resample: Literal["bicubic", "bilinear"] = "bicubic"
     # The short side is resized to size / crop, then `size` is cropped from the centre.
     crop: Annotated[float, Within(0.01, 1)] = 1.0
+    fit: Literal["crop", "squash"] = "crop"  # squash: the whole image, with another aspect ratio
 
 
 @dataclass(frozen=True)
