@@ -5,8 +5,8 @@ STAMP  := .venv/.installed
 
 .PHONY: demo test browser check format speed backbone docs clean
 
-demo: $(STAMP)     ## the proof on the embedded images
-	$(BIN)/sightline demo
+demo: $(STAMP)     ## six methods on embedded images: who uses the background, and what is proved
+	@$(BIN)/sightline demo
 
 test: $(STAMP)     ## every test, the long ones too; without a browser its tests are skipped
 	-@$(MAKE) --no-print-directory browser
@@ -34,7 +34,7 @@ speed: $(STAMP)    ## what hiding costs and saves, as ratios
 
 docs: $(STAMP)     ## the pages, in site/; figures are taken from benchmarks/results
 	$(BIN)/python docs/ledger.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python -m zensical build --clean --strict
 	@echo "open site/index.html; to search, too: $(BIN)/python -m http.server -d site"
 
 # Reproduces the embedded weights, from pictures drawn here; wants a GPU. A run that was interrupted goes on.
@@ -49,9 +49,11 @@ backbone: $(STAMP) runs/toy-60k/rows.csv
 
 # The constraints hold torch at one build; without them pip may fetch gigabytes of CUDA packages.
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing into .venv (once, some minutes) ..."
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location \
+	    --root-user-action=ignore -c constraints.txt -e '.[dev]'
+	@touch $@
 
 clean:
 	rm -rf .venv runs build dist site .pytest_cache .ruff_cache .hypothesis

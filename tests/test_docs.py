@@ -5,7 +5,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import os
 import re
 import shlex
 import shutil
@@ -180,17 +179,19 @@ def test_no_image_is_unused_or_large():
     assert max(image.stat().st_size for image in images) < 700_000
 
 
-def test_the_site_builds_without_warnings_and_loads_nothing_external(tmp_path):
-    pytest.importorskip("material", reason="needs mkdocs-material: pip install 'sightline[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+def test_the_site_builds_without_warnings_loads_nothing_external_and_can_be_searched(tmp_path):
+    pytest.importorskip("zensical", reason="needs zensical: pip install 'sightline[docs]'")
+    shutil.copytree(DOCS, tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     made = sorted((tmp_path / "site").rglob("*.html"))
     assert len(made) >= len(PAGES)  # there is also a page for error 404
     for page in made:
         text = page.read_text(encoding="utf-8")
         assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="?https?://[^>]*>', text), page.name
+    assert "worst-group" in (tmp_path / "site" / "search.json").read_text(encoding="utf-8")
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
