@@ -30,9 +30,11 @@ from ..metrics.groups import evaluate, score
 from ..metrics.localization import LOCALIZATION_LABELS, MAP_LABELS, Localization
 from . import text
 from .case import ReportContext, open_report
+from .errors import error_concentration
 from .gallery import Thumbnail, galleries, jpeg_uri, part_css_colour, swap_example_count
 from .proof import prove
 from .provenance import command_for, run_facts, split_counts
+from .summary import baseline, cards, sight_summary
 from .survey import PartFrequency, PartRemoval, SurveyResults, part_frequency, part_removals, survey
 
 T = TypeVar("T")
@@ -40,6 +42,7 @@ QUICK_IMAGES = 200  # for background swaps, with --quick
 MIN_PER_CLASS = 20  # training images of every class, for the probe of the mask shape
 MAX_COLUMNS = 8
 MAX_ROWS = 20
+MAX_MATRIX = 12  # classes of a confusion matrix
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,15 @@ def audit(command: Audit) -> tuple[Path, str]:
     found = survey(context)
     metrics = measure(found.predictions, context.model.run)
     kind, cells = text.groups_or_classes(metrics)
+    sight, proof = section(lambda: sight_summary(context)), section(lambda: prove(context))
+    compared, loses = baseline(context)
     values = {
+        "cards": cards(metrics, sight.content, proof.content),
+        "sight": sight,
+        "baseline": compared,
+        "baseline_loses": loses,
+        "classification": metrics.classification,
+        "errors": error_concentration(found.predictions, found.coverage if sight.content else None),
         "context": context,
         "facts": run_facts(context),
         "counts": split_counts(context),
@@ -79,7 +90,7 @@ def audit(command: Audit) -> tuple[Path, str]:
         "kind": kind,
         "cells": cells,
         "coverage": float(found.coverage.mean()),
-        "proof": section(lambda: prove(context)),
+        "proof": proof,
         "galleries": section(lambda: galleries(context, found)),
         "parts": describe_parts(context, found),
         "part_removal": section(lambda: part_removal(context, found)),
@@ -336,7 +347,7 @@ def render(values: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"percent": text.percent, "points": text.points, "minus": text.minus}
-    labels = {"max_rows": MAX_ROWS, "segmentation_labels": SEGMENTATION_LABELS}
+    labels = {"max_rows": MAX_ROWS, "max_matrix": MAX_MATRIX, "segmentation_labels": SEGMENTATION_LABELS}
     return environment.get_template("report.html.j2").render(values | labels)
 
 
