@@ -1,6 +1,6 @@
 """How cost grows: with tokens, parts, classes and images. Curves on a CPU, in small, with fitted exponents.
 
-    python benchmarks/growth.py --out benchmarks/results/growth_cpu.json     # about three minutes
+    python benchmarks/growth.py --out benchmarks/results/growth_cpu.json     # about a minute
     python benchmarks/growth.py --draw benchmarks/results/growth_cpu.json    # docs/pictures/growth.svg
 
 An exponent is the slope of log time against log size, by least squares over the upper half of the sizes, where fixed
@@ -31,11 +31,11 @@ from sightline.sight import Sight
 from sightline.vit.weights import load_backbone
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "growth.svg"
-BACKBONE, BATCH = "nano", 4
-SIDES = (64, 96, 128, 192, 256, 384)  # of images; the ViT has 8-pixel patches
+BACKBONE, BATCH = "nano", 2
+SIDES = (64, 96, 128, 192, 256)  # of images; the ViT has 8-pixel patches
 PARTS = (1, 4, 16, 64)
 CLASS_COUNTS = (2, 100, 1_000, 10_000)
-IMAGE_COUNTS = (1_000, 10_000, 100_000)
+IMAGE_COUNTS = (1_000, 10_000, 50_000)
 Curve = dict[int, Callable[[], object]]
 
 

@@ -299,7 +299,7 @@ def test_the_compute_cost_matches_the_result_file():
 
 NUMBER = r"([+-]?\d*\.?\d+)"
 FIGURE = re.compile(rf"{NUMBER}(?: ?%| points| times)* \[{NUMBER}, {NUMBER}[^\]]*\]")  # with its interval
-ENDS = ("interval", "middle_80_percent", "lowest_highest", "share_of_limit_lowest_highest")
+ENDS = ("interval", "middle_80_percent", "spread", "lowest_highest", "share_of_limit_lowest_highest")
 
 
 def figures_in(result: Any) -> Iterator[tuple[float, float, float]]:
