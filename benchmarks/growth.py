@@ -32,10 +32,10 @@ from sightline.vit.weights import load_backbone
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "growth.svg"
 BACKBONE, BATCH = "nano", 2
-SIDES = (64, 96, 128, 192, 256)  # of images; the ViT has 8-pixel patches
+SIDES = (64, 96, 128, 192, 256, 384)  # of images; the ViT has 8-pixel patches
 PARTS = (1, 4, 16, 64)
 CLASS_COUNTS = (2, 100, 1_000, 10_000)
-IMAGE_COUNTS = (1_000, 10_000, 50_000)
+IMAGE_COUNTS = (1_000, 10_000, 100_000)
 Curve = dict[int, Callable[[], object]]
 
 
