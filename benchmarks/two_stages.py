@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,11 @@ def given_sight(batch: int, side: int, grid: tuple[int, int], *, pixels: bool) -
     return Sight(keep=keep, keep_pixels=inside if pixels else None)
 
 
-def build(backbone: str, side: int, batch: int, options: dict[str, Any], device: str) -> GivenSight:
+Kind = TypeVar("Kind", bound=IFam)
+
+
+def assemble(kind: type[Kind], backbone: str, side: int, options: dict[str, Any], device: str) -> Kind:
+    """Both stages on this architecture, for images of this side."""
     vit, options = random_vit(backbone, 0), dict(options)
     expects = replace(vit.config.input, size=(side, side))
     if "scale" in options:
@@ -86,10 +90,15 @@ def build(backbone: str, side: int, batch: int, options: dict[str, Any], device:
         options["selector_depth"] = vit.config.depth
     config = Ifam(Path("none"), **options)
     stage1 = make_selector(vit, config, CLASSES, selector_size(config, vit, expects), selector_depth(config, vit))
-    model = GivenSight(stage1, make_predictor(vit, config, CLASSES), PartSettings.of(config), pixel_settings(config))
-    grid = (side // vit.config.patch,) * 2
-    model.given = given_sight(batch, side, grid, pixels=config.hides_pixels).to(device)
-    return model.to(device)
+    stage2 = make_predictor(vit, config, CLASSES)
+    return kind(stage1, stage2, PartSettings.of(config), pixel_settings(config)).to(device)
+
+
+def build(backbone: str, side: int, batch: int, options: dict[str, Any], device: str) -> GivenSight:
+    model = assemble(GivenSight, backbone, side, options, device)
+    grid = (side // model.what.vit.config.patch,) * 2
+    model.given = given_sight(batch, side, grid, pixels=model.pixels is not None).to(device)
+    return model
 
 
 @lru_cache(maxsize=8)
