@@ -58,7 +58,7 @@ def compare_on_suite(command: Compare, console: Console) -> int:
     before, after = two_runs(command)
     comparison, pairs = compare_suites(before, after, command.suite)
     if command.out is not None:
-        write_json(command.out, comparison.to_dict())
+        write_json(command.out, {"reference": before.name} | comparison.to_dict())
     present(command, comparison.to_dict(), lambda: console.print(comparison.table([before.name, after.name])))
     if command.class_changes is not None:
         draw_class_changes(pairs, command)

@@ -49,7 +49,7 @@ def birds(tmp_path_factory) -> Path:
 
 
 def test_evaluate_shows_the_gap_on_mixed_birds_with_n_and_interval(birds):
-    code, out, _ = typed("evaluate", birds / "erm", *QUICK)
+    code, out, _ = typed("evaluate", birds / "erm", "--details", *QUICK)
     assert code == 0
     lines, gap = prediction_rows(birds / "erm"), metrics(birds / "erm")["background_gap"]
     assert gap["value"] == pytest.approx(right(lines, "/same") - right(lines, "/rand"), abs=1e-6)
@@ -64,13 +64,12 @@ def test_evaluate_shows_the_gap_on_mixed_birds_with_n_and_interval(birds):
 def test_compare_shows_the_gap_of_each_run(birds, tmp_path):
     code, out, err = typed("compare", birds / "erm", birds / "probe", "--out", tmp_path / "c.json")
     assert code == 0, err
-    assert "Background gap" in out
+    assert "background gap" in out
     for entry in json.loads((tmp_path / "c.json").read_text())["entries"]:
         gap = metrics(birds / entry["name"])["background_gap"]
         assert entry["metrics"]["background_gap"] == gap
         (row,) = [line for line in out.splitlines() if line.startswith(entry["name"])]
-        shown = f"{100 * gap['value']:+.1f} points  [{100 * gap['low']:.1f}, {100 * gap['high']:.1f}]  n {gap['n']}"
-        assert shown in row
+        assert f"{100 * gap['value']:+.1f} points" in row
 
 
 # ---- ImageNet-9, answered by a model of 1,000 classes ----------------------------------------------------------------
@@ -148,7 +147,7 @@ def test_the_gap_of_imagenet9_is_that_of_its_two_evaluations(thousand, challenge
 
     code, out, err = typed("compare", *folders.values(), "--out", tmp_path / "c.json")
     assert code == 0, err
-    assert out.count(f"+7.4 points  [{100 * gap['low']:.1f}, {100 * gap['high']:.1f}]  n 54") == 2
+    assert out.count("+7.4 points") == 2
     names = [entry["name"] for entry in json.loads((tmp_path / "c.json").read_text())["entries"]]
     assert [Path(name).parent.name for name in names] == ["tuned", "plain"]
 

@@ -110,7 +110,7 @@ def test_a_model_of_other_classes_is_refused(runs, folder):
 def test_without_a_suite_evaluate_is_unchanged(runs, tmp_path):
     code, out, _ = typed("evaluate", runs / "erm-0", *QUICK, "--out", tmp_path / "own")
     assert code == 0
-    assert "Worst-group accuracy" in out
+    assert "Checkpoint selected by class-balanced validation accuracy" in out
 
 
 # ---- before and after ------------------------------------------------------------------------------------------------

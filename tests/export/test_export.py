@@ -1,5 +1,6 @@
 """iFAM as one ONNX file: the same predictions as torch, with interventions, for any batch size, and as blind."""
 
+import hashlib
 import json
 import re
 import subprocess
@@ -130,6 +131,7 @@ def test_model_json_describes_the_file_and_is_in_its_metadata(exported, trained)
     folder, _ = exported
     facts = json.loads((folder / "model.json").read_text())
     inside = {one.key: one.value for one in onnx.load(folder / "model.onnx").metadata_props}
+    assert facts.pop("onnx_sha256") == hashlib.sha256((folder / "model.onnx").read_bytes()).hexdigest()
     assert json.loads(inside["sightline"]) == facts
     assert json.loads(inside["classes"]) == facts["classes"] == ["duck", "stork"]
     assert json.loads(inside["size"]) == facts["picture"]["size"] == [32, 32]

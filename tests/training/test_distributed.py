@@ -92,7 +92,7 @@ def test_all_processes_stop_at_a_user_error(toy, tmp_path):
     train(small(toy, tmp_path / "run", epochs=1))
     codes, errors = in_processes(2, *command_line(toy, tmp_path / "run", "--epochs", "1"))
     assert codes == [2, 2], errors
-    assert "contains a run" in errors
+    assert "contains a finished run" in errors
     codes, errors = in_processes(2, *command_line(toy, tmp_path / "uneven", "--batch", "31", "--grad-accum", "2"))
     assert codes == [2, 2], errors
     assert "use --batch 28" in errors
