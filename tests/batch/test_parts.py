@@ -136,7 +136,7 @@ def test_one_parquet_file_has_the_same_rows(run, images, whole, tmp_path):
         code, _, err = typed("predict", run, images, "--out", tmp_path / "p.parquet", *QUICK)
         assert code == 1, err
     assert pq.read_table(tmp_path / "p.parquet").to_pylist() == rows_of(whole)
-    pq.write_table(pq.read_table(tmp_path / "p.parquet").select(["class"]), tmp_path / "p.parquet")
+    pq.write_table(pq.read_table(tmp_path / "p.parquet").select(["image"]), tmp_path / "p.parquet")
     assert "is not of this command" in typed("predict", run, images, "--out", tmp_path / "p.parquet", *QUICK)[2]
 
 

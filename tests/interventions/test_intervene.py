@@ -128,7 +128,7 @@ def test_the_part_that_learned_the_shortcut_is_found_saved_applied_and_cleared(r
     assert (run / "predictions" / "test.csv").read_bytes() == before
     assert (run / kept.folder / "predictions" / "test.csv").read_bytes() != before
     assert json.loads((run / kept.folder / "metrics.json").read_text())["intervention"]["drop"] == list(kept.drop)
-    out, _ = typed_well("compare", run, run / kept.folder)
+    out, _ = typed_well("compare", run, run / kept.folder, "--details")
     assert "better" in out
 
     typed_well("evaluate", run, "--no-intervention", *QUICK)
