@@ -1,6 +1,7 @@
 """The claims of the papers, and ours, decided from runs: holds, fails, undecided, not testable here, or not run.
 
     python benchmarks/claims.py waterbirds runs/waterbirds --out claims_wbr.json
+    python benchmarks/claims.py v1 runs/v1 --out claims_v1.json
     python benchmarks/claims.py relevance runs/relevance --out claims_relevance.json
     python benchmarks/claims.py a2 runs/a2 --ifam runs/waterbirds/birds/ifam-k-1--pixels-0 \\
         --matrix matrix_wbr_h200.json --pretrained pretrain_family_h200.json --out claims_a2.json
@@ -37,7 +38,7 @@ from verdicts import NOT_RUN, Claim, ClaimsOfStudy, Finding, decide
 
 @dataclass(frozen=True)
 class PartAssignment:
-    study: Positional[Literal["waterbirds", "interventions", "relevance", "a2"]]
+    study: Positional[Literal["waterbirds", "interventions", "relevance", "a2", "v1"]]
     runs: Positional[Path]
     only: tuple[str, ...] = ()
     """These claims. Default: all."""

@@ -137,13 +137,15 @@ def compare(
     *,
     reference: str | None = None,
     train_group_counts: Mapping[str, int] | None = None,
+    comparisons: int | None = None,
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Comparison:
     """Every method against the reference, by default the first, on the same images.
 
     A pair shares the resampled images; the seeds of each method are resampled independently. The intervals of the
-    differences hold together at 95 %: their level is divided by the number of methods compared (Bonferroni).
+    differences hold together at 95 %: their level is divided by the number of `comparisons` (Bonferroni), by default
+    of those made here.
     """
     empty = [name for name, predictions in named.items() if not predictions]
     if empty:
@@ -154,7 +156,7 @@ def compare(
     if reference not in named:
         raise UserError(f"no run {reference!r} to compare with: choose one of {', '.join(named)}")
     runs = _align_named(named)
-    entries, tail = [], TAIL / (len(runs) - 1)
+    entries, tail = [], TAIL / (comparisons or len(runs) - 1)
     for name, predictions in runs.items():
         metrics = evaluate_seeds(predictions, train_group_counts=train_group_counts, seed=seed, resamples=resamples)
         gains = (None, None) if name == reference else _gains(predictions, runs[reference], resamples, seed, tail)
