@@ -34,6 +34,7 @@ speed: $(STAMP)    ## what hiding costs and saves, as ratios
 
 docs: $(STAMP)     ## the pages, in site/; figures are taken from benchmarks/results
 	$(BIN)/python docs/ledger.py
+	$(BIN)/python docs/trust.py
 	$(BIN)/python -m zensical build --clean --strict
 	@echo "open site/index.html; to search, too: $(BIN)/python -m http.server -d site"
 
