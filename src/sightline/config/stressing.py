@@ -10,7 +10,7 @@ from .flags import SOFTWARE, Writes
 from .limits import Count, InnerFraction, Seed, Several, Whole
 from .measuring import METRICS, Evaluate
 
-STRESS = {"stress/*.json": ("data", "seed"), "stress/*.csv": ("image",), "stress/*.png": (SOFTWARE,)}
+STRESS = {"stress/*.json": ("fingerprint", "seed"), "stress/*.csv": ("image",), "stress/*.png": (SOFTWARE,)}
 SUITE = {"suite.json": ("suite", "sets")}
 
 

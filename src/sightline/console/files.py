@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FREE_SPACE = "free space or choose another folder; what was there before is as it was"
-LOOK_AT = 1 << 14  # bytes at either end of a file in which its origin is looked for
+LOOK_AT = 1 << 18  # bytes at either end of a file in which its origin is looked for
 NUMBERS = itertools.count()
 
 
