@@ -62,7 +62,7 @@ CONSERVATIVE = ("worst_class", "worst_group", "group_gap", "worst gain")
 
 
 def covers(low: float, high: float, value: float) -> bool:
-    return low - 1e-9 <= value <= high + 1e-9
+    return bool(low - 1e-9 <= value <= high + 1e-9)
 
 
 def coverage(seeds: int, draws: int, number: int = 0, resamples: int = 1000) -> dict[str, tuple[int, int]]:

@@ -269,3 +269,16 @@ def test_a_layout_without_val_split_gets_one(tmp_path, monkeypatch):
     monkeypatch.setattr(import_module("sightline.datasets.waterbirds"), "read_waterbirds", read)
     rows = read_rows(tmp_path, layout="waterbirds")
     assert group_table(rows).tolist() == [[1, 1], [1, 1], [0, 0]]
+
+
+def test_a_null_character_is_an_error_with_its_line(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"image,label\na.png,x\nb\0.png,y\n")
+    with pytest.raises(UserError, match=r"rows\.csv:3: (contains a null character|invalid CSV)"):
+        read_rows(tmp_path)
+
+
+def test_a_long_cell_does_not_make_a_long_message(tmp_path):
+    (tmp_path / "rows.csv").write_text(f"image,label\n{'a' * 100_000}.png,x\n{'a' * 100_000}.png,y\n")
+    with pytest.raises(UserError, match=r"rows\.csv:3: aaa.* … .*keep one of them") as refused:
+        read_rows(tmp_path)
+    assert len(str(refused.value)) < 2000

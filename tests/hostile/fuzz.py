@@ -105,11 +105,11 @@ def attempt(kind: Kind, content: bytes, folder: Path, outcome: Outcome) -> None:
         outcome.refused += 1
         if len(str(error)) > 2000:
             outcome.failures.append(f"{kind.name}: a message of {len(str(error)):,} characters")
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        if kind.name != "config.json":  # the file around a configuration is read by `read_run`
-            outcome.failures.append(report(kind, error, content))
+    except ValueError as error:
+        if kind.name == "config.json" and type(error) in (ValueError, json.JSONDecodeError, UnicodeDecodeError):
+            outcome.refused += 1  # by `read_json`, whose callers say which file it is
         else:
-            outcome.refused += 1
+            outcome.failures.append(report(kind, error, content))
     except BaseException as error:
         outcome.failures.append(report(kind, error, content))
     if time.process_time() - began > SECONDS:

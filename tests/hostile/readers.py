@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from sightline.config import Erm, Ifam
+from sightline.config.schema import read_json
 from sightline.config.stored import stored_config
 from sightline.data.formats import FORMATS
 from sightline.data.images import Preprocess, decode, read_image, read_mask
@@ -71,7 +72,7 @@ def read_table_and_images(path: Path) -> None:
 
 
 def read_config(path: Path) -> object:
-    values = json.loads(path.read_text(encoding="utf-8"))
+    values = read_json(path)
     return stored_config(Ifam, values) if isinstance(values, dict) else None
 
 

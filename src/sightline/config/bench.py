@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from .flags import SOFTWARE, Writes
-from .limits import Count, Processes, Seed
+from .limits import Checked, Count, Processes, Seed
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Checked):
     """Train several methods with several seeds on a dataset, and compare them in one table.
 
     Finished runs with the same settings are used again, and interrupted ones resumed: run the same command again."""

@@ -149,6 +149,8 @@ def read_records(file: Path) -> Iterator[tuple[int, list[str]]]:
             reader, line = csv.reader(text, strict=True), 1
             try:
                 for cells in reader:
+                    if any("\0" in cell for cell in cells):
+                        raise UserError(f"{file}:{line}: contains a null character; save the file as CSV UTF-8")
                     if cells:
                         yield line, [cell.strip() for cell in cells]
                     line = reader.line_num + 1
