@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from .config import Pretrain
-from .console.terminal import is_main_process, print_notes
+from .console.terminal import is_main_process, present, print_notes
 from .data.rows import Rows
 from .data.unlabelled import read_pretraining_rows
 from .errors import UserError
@@ -85,7 +85,11 @@ def run_command(command: Pretrain) -> int:
     folder = pretrain(command)
     if is_main_process():
         last = json.loads(read_run(folder).log_file.read_text(encoding="utf-8").splitlines()[-1])
-        if metrics := pretraining_metrics(last):
-            print(", ".join(metrics))
-        print(f"Backbone, for --backbone: {folder / 'backbone.safetensors'}")
+
+        def show() -> None:
+            if metrics := pretraining_metrics(last):
+                print(", ".join(metrics))
+            print(f"Backbone, for --backbone: {folder / 'backbone.safetensors'}")
+
+        present(command, {"backbone": str(folder / "backbone.safetensors")} | last, show)
     return 0

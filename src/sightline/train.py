@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shlex
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
@@ -163,7 +164,9 @@ def set_up(model: Trainable, context: TrainContext, config: Loop, to_close: Exit
         compile_blocks(model)
     wrapped, optimizer = (model, optimizer) if config.fsdp else accelerator.prepare(model, optimizer)
     done, main = position.epoch * len(batches) + position.step, accelerator.is_main_process
-    progress = Progress(config.epochs * len(batches), done, main, processes=accelerator.num_processes)
+    cheaper = cheaper_ways(config) if accelerator.device.type == "cpu" else ""
+    steps = config.epochs * len(batches)
+    progress = Progress(steps, done, main, processes=accelerator.num_processes, cheaper=cheaper)
     to_close.callback(progress.close)
     return TrainState(
         model=model, wrapped=wrapped, optimizer=optimizer, ema=ema, replica=replica, position=position, batches=batches,
@@ -172,6 +175,13 @@ def set_up(model: Trainable, context: TrainContext, config: Loop, to_close: Exit
         timer=CheckpointTimer(config.save_minutes, accelerator),
         stopping=to_close.enter_context(stopping_between_steps(accelerator)), context=context, config=config,
     )  # fmt: skip
+
+
+def cheaper_ways(config: Loop) -> str:
+    """What takes less time on a machine without a GPU."""
+    smaller = "" if config.backbone == "sightline-nano" else ", or --backbone sightline-nano"
+    data, backbone = shlex.quote(str(config.data)), shlex.quote(config.backbone)
+    return f"Cheaper: `sightline train probe {data} --backbone {backbone}`, `train a2`{smaller}; Ctrl+C stops."
 
 
 def train_epoch(state: TrainState) -> Speed:

@@ -21,7 +21,9 @@ from ..weight_files import assert_same_bits, in_shards, stored
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 INDEX = {"file": "model.safetensors.index.json"}
 LICENCE = "requires accepting its licence there and logging in with `hf auth login`$"
-OFFLINE = "is neither cached nor reachable; download it while online, or give a file$"
+OFFLINE = (
+    r"is neither cached nor reachable: download it while online, use a weights FILE or sightline-nano .*pretrain.*$"
+)
 LOADS = {"pinned": {"revision": COMMIT}, "newest": {}, "sharded": INDEX}
 ERRORS_ONLINE = {  # the backbone's settings, and the error online
     "gated-401": ({}, LICENCE),

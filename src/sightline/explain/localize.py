@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..console.terminal import counted, is_main_process, print_notes, watched
+from ..console.terminal import counted, is_main_process, present, print_notes, watched
 from ..data.batches import Batch
 from ..data.rows import SPLITS, Rows
 from ..errors import UserError
@@ -238,9 +238,13 @@ def run_command(command: Localize) -> int:
         return show_backbones(command)
     found, path = localize_run(command)
     if is_main_process():
-        console = Console(highlight=False)
-        console.print(f"{escape(str(command.run))}, split {command.split!r}: {counted(found.n)}", soft_wrap=True)
-        console.print(found.table())
-        print_notes(console, found.notes)
-        print(f"Results saved to {path}.")
+
+        def show() -> None:
+            console = Console(highlight=False)
+            console.print(f"{escape(str(command.run))}, split {command.split!r}: {counted(found.n)}", soft_wrap=True)
+            console.print(found.table())
+            print_notes(console, found.notes)
+            print(f"Results saved to {path}.")
+
+        present(command, {"file": str(path)} | found.to_dict(), show)
     return 0

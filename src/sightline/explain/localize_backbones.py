@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..console.terminal import counted, is_main_process, print_notes, watched
+from ..console.terminal import counted, is_main_process, present, print_notes, watched
 from ..data.batches import Batch
 from ..data.images import DecodedImage, Preprocess, decode
 from ..data.rows import SPLITS, Rows, fingerprint, read_rows
@@ -307,12 +307,16 @@ def show_backbones(command: Localize) -> int:
 
     found = localize_command(command)
     if is_main_process():
-        console = Console(highlight=False)
-        title = f"{found.data}, split {found.split!r}: {counted(found.n)}, ground truth: {found.truth}"
-        console.print(escape(title), soft_wrap=True)
-        console.print(found.table())
-        console.print(found.table_of_shares())
-        print_notes(console, found.notes)
-        if command.out is not None:
-            print(f"Results{' and figures' if command.figures else ''} saved to {command.out}.")
+
+        def show() -> None:
+            console = Console(highlight=False)
+            title = f"{found.data}, split {found.split!r}: {counted(found.n)}, ground truth: {found.truth}"
+            console.print(escape(title), soft_wrap=True)
+            console.print(found.table())
+            console.print(found.table_of_shares())
+            print_notes(console, found.notes)
+            if command.out is not None:
+                print(f"Results{' and figures' if command.figures else ''} saved to {command.out}.")
+
+        present(command, found.to_dict(), show)
     return 0

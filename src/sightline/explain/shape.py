@@ -7,6 +7,7 @@ true masks, are the baselines.
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..console.terminal import is_main_process
+from ..console.terminal import is_main_process, present
 from ..data.rows import Rows
 from ..errors import UserError
 from ..metrics.estimates import Estimate, Metrics
@@ -139,6 +140,10 @@ def shape_batches(command: Shape, model: Model, rows: Rows, split: str, accelera
 def run_command(command: Shape) -> int:
     found, path = shape_run(command)
     if is_main_process():
-        print(found.sentence)
-        print(f"Metrics of all groups and the probe's predictions saved to {path.parent}.")
+
+        def show() -> None:
+            print(found.sentence)
+            print(f"Metrics of all groups and the probe's predictions saved to {path.parent}.")
+
+        present(command, json.loads(path.read_text(encoding="utf-8")), show)
     return 0

@@ -6,6 +6,7 @@ the features know?), and segmentation (do relevance maps outline the object?).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +19,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ..config import Stress
-from ..console.terminal import counted, print_notes
+from ..console.terminal import counted, present, print_notes
 from ..data.batches import Batch
 from ..data.drawing import grey_out_hidden
 from ..data.rows import Rows
@@ -284,12 +285,16 @@ def run_command(command: Stress) -> int:
     from rich.markup import escape
 
     results, path = stress(command)
-    console = Console(highlight=False)
-    console.print(f"{escape(str(command.run))}, split {command.split!r}: {counted(results.n)}", soft_wrap=True)
-    for table in results.tables():
-        console.print(table)
-    print_notes(console, results.notes)
-    for sentence in results.sentences:
-        console.print(sentence, soft_wrap=True, markup=False)
-    print(f"Results and per-image values saved to {path.parent}.")
+
+    def show() -> None:
+        console = Console(highlight=False)
+        console.print(f"{escape(str(command.run))}, split {command.split!r}: {counted(results.n)}", soft_wrap=True)
+        for table in results.tables():
+            console.print(table)
+        print_notes(console, results.notes)
+        for sentence in results.sentences:
+            console.print(sentence, soft_wrap=True, markup=False)
+        print(f"Results and per-image values saved to {path.parent}.")
+
+    present(command, json.loads(path.read_text(encoding="utf-8")), show)
     return 0

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..config import Audit
 from ..console.files import make_folder, prepare_output, write
-from ..console.terminal import bar
+from ..console.terminal import bar, present
 from ..errors import UserError
 from ..explain.background_swaps import MAX_IMAGES, PROGRESS_STEPS, SwapResults, swap_backgrounds
 from ..explain.localize import localize, previous_results
@@ -356,6 +356,10 @@ def render(values: dict[str, Any]) -> str:
 
 def run_command(command: Audit) -> int:
     path, headline = audit(command)
-    print(headline)
-    print(f"Report saved to {path}; open it in a browser.")
+
+    def show() -> None:
+        print(headline)
+        print(f"Report saved to {path}; open it in a browser.")
+
+    present(command, {"report": str(path), "headline": headline}, show)
     return 0

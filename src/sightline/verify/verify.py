@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .. import __version__
 from ..config import Verify
 from ..console.files import prepare_output, write
-from ..console.terminal import counted
+from ..console.terminal import counted, present
 from ..errors import UserError
 from ..metrics.intervals import wilson
 from ..sight import Judge, Method, Prediction, Sight, cells_to_pixels
@@ -359,53 +359,40 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def run_command(command: Verify) -> int:
+    from .printing import print_certificate
     from .target import resolve_target
 
     prepare_output(command.out)
     target = resolve_target(command)
     kind = "image" if command.images else "toy image"
-    print(f"{target.name} on {counted(len(target.images), kind)}; sight: {target.where}.")
-    if target.note:
-        print(f"({target.note})")
+
+    def introduce() -> None:
+        print(f"{target.name} on {counted(len(target.images), kind)}; sight: {target.where}.")
+        if target.note:
+            print(f"({target.note})")
+
     if isinstance(target.module, Judge):
         certificate = verify(target.module, target.images, target.sight, draws=command.draws, seed=command.seed)
-        print_certificate(certificate)
         if command.out is not None:
             certificate.save(command.out)
-        elif certificate.verdict != "refused":
-            print("The certificate was not saved; save it with --out certificate.json.")
+
+        def show() -> None:
+            introduce()
+            print_certificate(certificate)
+            if command.out is None and certificate.verdict != "refused":
+                print("The certificate was not saved; save it with --out certificate.json.")
+
+        present(command, json.loads(certificate.to_json()), show)
         return int(certificate.verdict != "blind")
     assert target.sight is not None, "only a method chooses its own sight"
     settings = {"call": target.call, "draws": command.draws, "seed": command.seed}
     leak = find_leak(target.module, target.images, target.sight, **settings)
-    print(leak.sentence)
     if command.out is not None:
         leak.save(command.out)
+
+    def show_leak() -> None:
+        introduce()
+        print(leak.sentence)
+
+    present(command, leak.to_dict(), show_leak)
     return int(leak.leaks)
-
-
-def print_certificate(certificate: Certificate, *, brief: bool = False) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    if not brief:
-        table = Table("Hidden", "Redrawn with", "Trials", "Changed", "Largest change", box=None, pad_edge=False)
-        for row in certificate.tried:
-            largest = "–" if row.largest_change is None else f"{row.largest_change:.3g}"
-            table.add_row(row.level, row.kind, f"{row.trials:,}", f"{row.changed:,}", largest)
-        console.print(table)
-    colour = "green" if certificate.verdict == "blind" else "red"
-    console.print(f"[bold {colour}]{certificate.verdict}[/]  {certificate.sentence}", soft_wrap=True)
-    if not brief:
-        console.print(f"Computation: {'; '.join(certificate.conditions['paths'])}", soft_wrap=True)
-    if certificate.end_to_end:
-        console.print("End to end, measured and not proved, since the selector sees the redrawn pixels too:")
-        table = Table("Redrawn with", "n", "Prediction changed", "Sight changed", "Sight IoU", box=None, pad_edge=False)
-        for kind, row in certificate.end_to_end["redrawn_with"].items():
-            rates = [
-                "{:.0%} [{:.0%}, {:.0%}]".format(row[rate] / row["n"], *row[f"{rate}_interval"])
-                for rate in ("answer_changed", "sight_changed")
-            ]
-            table.add_row(kind, str(row["n"]), *rates, f"{row['sight_iou']:.2f}")
-        console.print(table)

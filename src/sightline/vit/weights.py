@@ -198,7 +198,8 @@ def _fetch(name: str, repository: str, file: str, revision: str | None) -> Path:
         errors.GatedRepoError: "requires accepting its licence there and logging in with `hf auth login`",
         errors.RepositoryNotFoundError: "does not exist or is private; for a private one log in with `hf auth login`",
         errors.RevisionNotFoundError: f"has no revision {revision}",
-        errors.LocalEntryNotFoundError: "is neither cached nor reachable; download it while online, or give a file",
+        errors.LocalEntryNotFoundError: "is neither cached nor reachable: download it while online, "
+        "use a weights FILE or sightline-nano (included) as --backbone, or `sightline pretrain` one of your own",
         errors.EntryNotFoundError: f"has no {file}",
     }  # subclasses first
     try:
