@@ -167,7 +167,9 @@ def test_the_example_preprocesses_images_as_predict_does(tmp_path, monkeypatch, 
     lines = [line for line in example(expects, needs_mask=False).splitlines() if not line.startswith(opening)]
     scope = {"facts": {"picture": input_facts(expects)}}
     exec("\n".join(lines), scope)
-    assert torch.equal(torch.from_numpy(scope["inputs"]["images"])[0], to_tensor(read_image("picture.jpg"), expects))
+    thin = 8 * min(size) < max(size)  # of thin images `predict` resizes only the window that it needs
+    inputs, expected = torch.from_numpy(scope["inputs"]["images"])[0], to_tensor(read_image("picture.jpg"), expects)
+    torch.testing.assert_close(inputs, expected, rtol=0, atol=1.01 / 255 if thin else 0)
 
 
 def test_a_file_that_disagrees_with_torch_is_an_error(exported, trained, images):

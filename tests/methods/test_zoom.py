@@ -314,7 +314,7 @@ def test_early_masking_with_zoom_from_training_to_proof(tmp_path):
         code, _, err = typed(command, run, *QUICK)
         assert code == 0, err
     assert (run / "predictions" / "test.csv").read_bytes() == before
-    assert "GFLOPs" in typed("evaluate", run, *QUICK)[1]
+    assert "GFLOPs" in typed("evaluate", run, "--details", *QUICK)[1]
     code, out, err = typed("predict", run, toy / "test", "--device", "cpu", "--overlay", tmp_path / "seen")
     assert (code, len(list((tmp_path / "seen").rglob("*.png")))) == (0, 8), err
     code, out, err = typed("verify", run, toy / "test", "--draws", 1, "--limit", 4)
