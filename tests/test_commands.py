@@ -174,7 +174,10 @@ def test_damaged_files_and_unwritable_outputs_are_errors_of_one_line(runs, toy, 
     edit(run / "metrics.json", "{")
     code, _, err = typed("evaluate", run, *quick)
     assert (code, "metrics.json: damaged" in err) == (2, True)
-    killed = copied(runs / "probe", tmp_path / "killed", vit=None)
+    killed = copied(runs / "probe", tmp_path / "killed")
+    facts = json.loads((killed / "run.json").read_text())
+    del facts["vit"]
+    edit(killed / "run.json", json.dumps(facts))
     for command in (("evaluate", killed), ("predict", killed, toy / "test")):
         code, _, err = typed(*command, "--device", "cpu")
         assert (code, "interrupted before it had a model" in err) == (2, True)

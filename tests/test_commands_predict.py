@@ -159,7 +159,7 @@ def test_compare_groups_runs_by_their_settings(runs, tmp_path):
 
 def test_compare_counts_seeds_as_one_and_pairs_images(runs, tmp_path):
     code, out, _ = typed(
-        "compare", runs / "probe", runs / "erm-0", runs / "erm-1", "--out", tmp_path / "c.json"
+        "compare", runs / "probe", runs / "erm-0", runs / "erm-1", "--details", "--out", tmp_path / "c.json"
     )  # fmt: skip
     assert code == 0
     entries = json.loads((tmp_path / "c.json").read_text())["entries"]
