@@ -74,7 +74,9 @@ def test_python_on_a_page_runs_from_top_to_bottom(page, folder_of_pages, monkeyp
 def commands_on(page: Path) -> list[str]:
     """The arguments of every `sightline` command in its blocks; optional arguments in brackets are included."""
     lines = [line for code in blocks(page, "", "bash", "sh") for line in code.replace("\\\n", " ").splitlines()]
-    matches = [re.match(r"(?:accelerate launch .* -m )?sightline\s+(.*)", line) for line in lines]
+    lines = [re.sub(r"' \|\| .*", "", line) for line in lines]  # what a job script does afterwards
+    launchers = r"(?:(?:srun|accelerate launch|ray job submit) .* )?"
+    matches = [re.match(rf"{launchers}sightline\s+(.*)", line) for line in lines]
     return [re.sub(r"[\[\]]", "", match.group(1)) for match in matches if match]
 
 
@@ -108,7 +110,10 @@ def test_flags_in_the_text_of_a_page_exist(page):
 
 def test_commands_are_found_on_the_pages_at_all():
     assert sum(len(commands_on(page)) for page in PAGES) > 60
-    assert any(line.startswith("train erm DATA --precision") for line in commands_on(DOCS / "scaling.md"))
+    found = commands_on(DOCS / "scaling.md")
+    assert any(line.startswith("train erm DATA --precision") for line in found)
+    assert sum("--engine ray" in line for line in found) == 2  # one of them by ray job submit
+    assert any(line.startswith("train erm DATA --out runs/x --resume") for line in found)  # by srun
 
 
 def test_every_extra_is_named_in_the_installation_instructions():
