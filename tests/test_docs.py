@@ -324,10 +324,20 @@ def measured() -> np.ndarray:
     """[figures, 3]: value, low and high as stored, in per cent, with the opposite sign in per cent, and inverted."""
     files = sorted(RESULTS.glob("*.json"))
     known = np.array([one for path in files for one in figures_in(json.loads(path.read_text(encoding="utf-8")))])
-    known = np.unique(known, axis=0)
+    return in_per_cent(np.unique(known, axis=0))
+
+
+def in_per_cent(known: np.ndarray) -> np.ndarray:
+    """[figures, 3]: as they are, in per cent, with the opposite sign in per cent, and inverted."""
     turned = known[:, [0, 2, 1]]
     with np.errstate(divide="ignore"):
         return np.concatenate([known, 100 * known, -100 * turned, 1 / turned])
+
+
+def is_known(figure: re.Match[str], known: np.ndarray) -> bool:
+    numbers = np.array([float(number) for number in figure.groups()])
+    steps = np.array([10.0 ** -len(number.partition(".")[2]) for number in figure.groups()])
+    return bool((abs(known - numbers) <= 0.5 * steps + 1e-9).all(axis=1).any())
 
 
 def measured_part(page: Path) -> str:
@@ -339,13 +349,43 @@ def measured_part(page: Path) -> str:
 
 @pages
 def test_every_figure_with_an_interval_is_in_a_result_file(page, measured):
-    unknown = []
-    for figure in FIGURE.finditer(measured_part(page)):
-        numbers = np.array([float(number) for number in figure.groups()])
-        steps = np.array([10.0 ** -len(number.partition(".")[2]) for number in figure.groups()])
-        if not (abs(measured - numbers) <= 0.5 * steps + 1e-9).all(axis=1).any():
-            unknown.append(figure.group())
+    unknown = [one.group() for one in FIGURE.finditer(measured_part(page)) if not is_known(one, measured)]
     assert unknown == []
+
+
+def figures_by_row(result: Any, key: str = "") -> Iterator[tuple[str, tuple[float, float, float]]]:
+    """Every figure with an interval, by the row that it is of, or that it is compared with; rows have a recipe."""
+    if isinstance(result, list):
+        yield from (one for some in result for one in figures_by_row(some))
+    elif isinstance(result, dict):
+        names = {result.get("row"), result.get("method"), result.get("against"), key if "line" in result else None}
+        yield from ((one, figure) for one in names if isinstance(one, str) for figure in figures_in(result))
+        for inner, some in result.items():
+            yield from figures_by_row(some, inner)
+
+
+@pytest.fixture(scope="module")
+def measured_rows() -> dict[str, np.ndarray]:
+    """By the name of a row in any result file: its figures, and those of pairs in which it is the first."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    contents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    for name, figure in (one for content in contents for one in figures_by_row(content)):
+        found.setdefault(name, []).append(figure)
+    tests = [test for content in contents for claim in content.get("claims", []) for test in claim["tests"]]
+    for name, one in (item for test in tests for item in (test["figures"] or {}).items()):
+        found.get(name, []).extend(figures_in(one))
+    return {name: in_per_cent(np.array(some)) for name, some in found.items()}
+
+
+@pages
+def test_in_a_table_every_figure_is_of_the_row_that_the_line_names(page, measured_rows):
+    wrong = []
+    for line in measured_part(page).splitlines():
+        name = line.split("|")[1].strip().strip("*`") if line.startswith("|") and line.count("|") > 2 else ""
+        if name in measured_rows:
+            found = FIGURE.finditer(line)
+            wrong += [f"{name}: {one.group()}" for one in found if not is_known(one, measured_rows[name])]
+    assert wrong == []
 
 
 def test_figures_are_found_on_the_pages_at_all():
