@@ -4,14 +4,12 @@ import csv
 import json
 import shutil
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from sightline.load import Model
 from sightline.load import load_as_trained as load
 from sightline.predict import overlay_names
 from sightline.sight import Sight
@@ -104,17 +102,16 @@ def test_overlays_of_images_with_the_same_name_are_all_kept(runs, toy, tmp_path,
     with Image.open(first) as photo:
         photo.save(first.with_suffix(".bmp"))
     shutil.copy(first, tmp_path / "birds" / "stork" / first.name)
-    whole, method = Model.predict, type(load(runs / "probe").method)
+    method = type(load(runs / "probe").method)
     monkeypatch.setattr(method, "sees_everything", False)
 
-    def narrowed(model, images):
+    def narrowed(method, images):
         """Sees half of every image, but all of one that is alone in its batch."""
-        prediction = whole(model, images)
         keep = torch.ones(len(images), 2, 1, dtype=torch.bool)
         keep[:, 0] = len(images) == 1
-        return replace(prediction, sight=Sight(keep=keep))
+        return Sight(keep=keep)
 
-    monkeypatch.setattr(Model, "predict", narrowed)
+    monkeypatch.setattr(method, "look", narrowed)
     arguments = ("predict", runs / "probe", photos, first, "--device", "cpu", "--out", tmp_path / "p.csv")
     code, _, err = typed(*arguments, "--batch", 6, "--overlay", tmp_path / "seen")
     assert code == 0, err
