@@ -45,12 +45,15 @@ KINDS = ("kill", "kill-at", "kill-at", "error", "error", "read-only", "disk", "d
 
 
 class Session:
-    def __init__(self, workspace: Path, scratch: Path, seed: int, *, slow: float):
-        """`slow` is how often a slow command is drawn, in comparison with a fast one."""
+    def __init__(
+        self, workspace: Path, scratch: Path, seed: int, *, slow: float, references: dict[str, Reference] | None = None
+    ):
+        """`slow` is how often a slow command is drawn, in comparison with a fast one. `references`, of the same
+        workspace and scratch folder, are filled as they are needed."""
         self.workspace, self.scratch, self.random = workspace, scratch, random.Random(seed)
         self.weights = {name: slow if name in SLOW else 1.0 for name in COMMANDS}
         self.before = digests(workspace)
-        self.references: dict[str, Reference] = {}
+        self.references = {} if references is None else references
 
     def reference(self, name: str) -> Reference:
         if name not in self.references:

@@ -1,5 +1,7 @@
 """200 faults in every CI run; thousands with `python -m tests.faults --many 5000`."""
 
+from functools import partial
+
 import pytest
 
 from sightline import cli
@@ -31,10 +33,16 @@ def workspace(tmp_path_factory):
     return make_workspace(tmp_path_factory.mktemp("faults"))
 
 
+@pytest.fixture(scope="module")
+def new_session(workspace, tmp_path_factory):
+    """Sessions that share what the commands do without a fault."""
+    return partial(Session, workspace, tmp_path_factory.mktemp("home"), slow=0.02, references={})
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_nothing_is_lost_or_mislabelled_whatever_goes_wrong(workspace, tmp_path, chunk):
+def test_nothing_is_lost_or_mislabelled_whatever_goes_wrong(new_session, chunk):
     """With a fixed seed."""
-    session = Session(workspace, tmp_path, seed=chunk, slow=0.02)
+    session = new_session(seed=chunk)
     failures = [failure for trial in session.trials(FAULTS) if (failure := session.run(trial)) is not None]
     assert not failures, "\n".join(f"{failure.trial}: {failure.reason}" for failure in failures)
 
