@@ -188,9 +188,10 @@ def distill(command: Distill) -> Path:
     restored, teacher = open_teacher(command.run)
     config = student_config(command, restored.run)
     folder = train(config, make=partial(make_student, command, restored, teacher))
+    compared = compare(command, config, teacher, restored.expects, folder)  # by all processes together
     if is_main_process():
         run = read_run(folder)
-        run.note(distilled=run.facts["distilled"] | compare(command, config, teacher, restored.expects, folder))
+        run.note(distilled=run.facts["distilled"] | compared)
     return folder
 
 
