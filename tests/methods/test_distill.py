@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from sightline.config import Distill, Erm, Export, Ifam
+from sightline.config import Distill, Erm, Ifam
 from sightline.errors import UserError
-from sightline.export.export import export
 from sightline.load import load_as_trained
 from sightline.methods.distill import distill, divergence
 from sightline.methods.distill import run_command as distil_and_print
+from sightline.methods.ifam import IFam
 from sightline.train import train
 from sightline.training.run_folder import read_run
 from sightline.verify.verify import verify
 
 from ..small_runs import log_of
 
-BRIEF = {"backbone": "sightline-nano", "size": 32, "epochs": 2, "batch": 32, "workers": 0, "device": "cpu"}
+BRIEF = {"backbone": "sightline-nano", "size": 32, "epochs": 1, "batch": 32, "workers": 0, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +54,13 @@ def test_the_student_is_small_and_stage_2_is_the_teachers(run, student):
     assert found["before"].keys() == found["after"].keys() == {"accuracy", "balanced", "gflops"}
 
 
-def test_it_verifies_and_exports(student, toy, tmp_path):
+def test_it_is_a_run_like_any_other(student):
     model = load_as_trained(student)
+    assert type(model.method) is IFam, "so it is evaluated, corrected and exported like any other"
+    assert model.run.facts["method"] == "ifam"
     images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    images[:, :, 8:24, 8:24] += 1
-    assert verify(model.method, images.clamp(0, 1), draws=1).verdict in ("blind", "refused")
-    export(Export(student, out=tmp_path / "onnx", limit=2))
-    assert (tmp_path / "onnx" / "model.onnx").exists()
+    sight = model.method.look_at(images, torch.arange(32).expand(3, 32, 32) < 16)
+    assert verify(model.method, images, sight, draws=1).verdict == "blind"
 
 
 def test_it_may_look_at_smaller_images(command, tmp_path, capsys):
@@ -93,6 +93,6 @@ def test_what_cannot_be_distilled_is_explained(command, changes, complaint, tmp_
 
 
 def test_only_ifam_can_be_distilled(toy, tmp_path):
-    erm = train(Erm(toy, out=tmp_path / "erm", **BRIEF | {"epochs": 1}))
+    erm = train(Erm(toy, out=tmp_path / "erm", **BRIEF))
     with pytest.raises(UserError, match="a erm run; only iFAM"):
         distill(Distill(erm))
