@@ -58,7 +58,9 @@ def truth(gain: float = 0.0, spread: float = SPREAD) -> dict[str, float]:
 
 
 # Intervals of minima are wider on purpose: the lower end allows for the bias of a minimum, the upper for candidates.
-CONSERVATIVE = ("worst_class", "worst_group", "group_gap", "worst gain")
+MINIMA = ("worst_class", "worst_group", "group_gap", "worst gain")
+MEANS = ("accuracy", "balanced", "mean_of_groups", "background_gap", "accuracy gain", *(f"group {g}" for g in GROUPS))
+KINDS = {"proportions, means and their differences": MEANS, "AUROC": ("auc",), "minima and gaps to them": MINIMA}
 
 
 def covers(low: float, high: float, value: float) -> bool:
@@ -108,11 +110,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file for the rows of the result: tried, and not held")
     options = parser.parse_args()
     for seeds in options.seeds:
-        for name, (held, tried) in coverage(seeds, options.draws).items():
+        counts = coverage(seeds, options.draws)
+        for name, (held, tried) in counts.items():
             print(f"{seeds} seed(s), {name}: {held / tried:.1%} of {tried:,}", flush=True)
+        for kind, names in KINDS.items():
+            tried = sum(counts[name][1] for name in names)
+            missed = tried - sum(counts[name][0] for name in names)
             if options.out is not None:
-                row = f"95 % interval of {name.replace('_', ' ')}, {seeds} seed{'s' * (seeds > 1)}"
-                record(options.out, row, tried, tried - held)
+                record(options.out, f"95 % intervals of {kind}, {seeds} seed{'s' * (seeds > 1)}", tried, missed)
     found = false_discoveries(options.sets)
     print(f"--find in noise: {found} of {options.sets}")
     if options.out is not None:

@@ -25,6 +25,35 @@ DESCRIPTIONS = {  # row: what was tried, and what others promise
         "commands that write (`python -m tests.faults`)",
         f"{SQLITE} {SAFETENSORS} {SKLEARN}",
     ),
+    **{
+        f"hostile files: {kind}": (f"Valid files changed at random, {what} (`python -m tests.hostile`)", others)
+        for kind, what, others in (
+            ("table", "datasets as CSV", ""),
+            ("predictions", "predictions as CSV", ""),
+            ("image", "images of nine formats", ""),
+            ("mask", "masks of nine formats", ""),
+            ("config", "settings", ""),
+            ("intervention", "`intervention.json`", ""),
+            ("weights", "weights as safetensors", f"{SAFETENSORS} It is fuzzed."),
+            ("pickle", "weights as `.pth`", SKLEARN),
+            ("onnx", "`u2net:FILE.onnx`", ""),
+            ("run", "`run.json`", ""),
+            ("run and weights", "`run.json`, and the model loaded from it", SKLEARN),
+        )
+    },
+    **{
+        f"95 % intervals of {kind}, {seeds}": (
+            f"95 % intervals of {kind}, {seeds}, in simulated test sets (`benchmarks/interval_coverage.py`); failed: "
+            "the truth is outside, for which 5 % is nominal",
+            "",
+        )
+        for kind in ("proportions, means and their differences", "AUROC", "minima and gaps to them")
+        for seeds in ("1 seed", "2 seeds", "3 seeds")
+    },
+    "intervene --find in noise": (
+        "`intervene --find` where every removal only adds noise; failed: it takes a step, at most 5 % by design",
+        "",
+    ),
 }
 
 
