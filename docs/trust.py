@@ -30,8 +30,8 @@ DESCRIPTIONS = {  # row: what was tried, and what others promise
         for kind, what, others in (
             ("table", "datasets as CSV", ""),
             ("predictions", "predictions as CSV", ""),
-            ("image", "images of nine formats", ""),
-            ("mask", "masks of nine formats", ""),
+            ("image", "images", ""),
+            ("mask", "masks", ""),
             ("config", "settings", ""),
             ("intervention", "`intervention.json`", ""),
             ("weights", "weights as safetensors", f"{SAFETENSORS} It is fuzzed."),
