@@ -1,22 +1,27 @@
-"""Waterbirds v1.0: one object for each run."""
+"""Waterbirds v1.0: one object for each run, and one with intervals for each row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from evidence import facts_of, read_json
+from evidence import facts_of, predictions_of, read_json
+from rows import folder_of
 from rows.waterbirds_v1 import method_and_recipe
 from sightline.metrics.estimates import Metrics, read_metrics
+from sightline.metrics.groups import evaluate_seeds
+from tables import MANY_GROUPS
 
 
 def v1_runs(runs: Path) -> list[dict[str, Any]]:
     """Of every set under `runs`, by row and seed."""
-    found = [record_of(path.parent) for path in sorted(runs.glob("*/*/metrics.json"))]
+    folders = [path.parent for path in sorted(runs.glob("*/*/metrics.json"))]
+    found = [record_of(one) for one in folders if "sees" in facts_of(one).get("benchmark", {})]  # or it was interrupted
     order = {name: k for k, name in enumerate(dict.fromkeys(one["row"] for one in found))}
     return sorted(found, key=lambda one: (one["set"], order[one["row"]], one["seed"]))
 
@@ -40,11 +45,28 @@ def record_of(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def v1_rows(folder: Path, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of every row of every set, the figures over its seeds, with intervals over images and seeds."""
+    found = []
+    for kind, name in dict.fromkeys((one["set"], one["row"]) for one in runs):
+        some = [one for one in runs if (one["set"], one["row"]) == (kind, name)]
+        folders = [folder_of(folder / kind, name, one["seed"]) for one in some]
+        counts = facts_of(folders[0])["data"]["counts"]["train"]
+        metrics = evaluate_seeds(predictions_of(folders, "test"), train_group_counts=counts)
+        figures = {one: getattr(metrics, one) for one in ("accuracy", "adjusted", "mean_of_groups", "worst_group")}
+        figures["worst_group"] = figures["worst_group"] or metrics.worst_class
+        groups = metrics.groups if len(metrics.groups) <= MANY_GROUPS else {}
+        row = {"set": kind, "row": name, "selection": some[0]["selection"], "seeds": [one["seed"] for one in some]}
+        row |= {key: asdict(one) for key, one in figures.items() if one is not None}
+        found.append(row | {"groups": {key: asdict(one) for key, one in groups.items()}})
+    return found
+
+
 def figures_of(metrics: Metrics) -> dict[str, Any]:
     return {
         "n": metrics.n, "accuracy": number(metrics.accuracy), "adjusted": number(metrics.adjusted),
         "worst_group": number(metrics.worst_group or metrics.worst_class),
-        "groups": {name: number(one) for name, one in metrics.groups.items()},
+        "groups": {name: number(one) for name, one in metrics.groups.items() if len(metrics.groups) <= MANY_GROUPS},
     }  # fmt: skip
 
 
@@ -64,12 +86,12 @@ def number(estimate: Any) -> float | None:
 def show_runs(runs: Sequence[dict[str, Any]]) -> None:
     """A line for each row, with the means over its seeds."""
     columns = ("accuracy", "adjusted", "worst_group", "pixel_iou", "coverage")
-    table = Table("row", "selection", "seeds", *(name.replace("_", " ") for name in columns), "each seed", box=None)
-    for name in dict.fromkeys(one["row"] for one in runs):
-        some = [one for one in runs if one["row"] == name]
+    table = Table("set", "row", "selection", "seeds", *(name.replace("_", " ") for name in columns), "worst", box=None)
+    for kind, name in dict.fromkeys((one["set"], one["row"]) for one in runs):
+        some = [one for one in runs if (one["set"], one["row"]) == (kind, name)]
         means = [mean([one[column] for one in some]) for column in columns]
         worst = ", ".join(f"{100 * one['worst_group']:.1f}" for one in some)
-        table.add_row(name, some[0]["selection"], str(len(some)), *means, worst)
+        table.add_row(kind, name, some[0]["selection"], str(len(some)), *means, worst)
     Console(highlight=False, width=200).print(table)
 
 

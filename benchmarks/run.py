@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collect import a2_results, interventions_results, is_in, relevance_results, short, with_looks_once, with_rows_of
-from collect_v1 import show_runs, v1_runs
+from collect_v1 import show_runs, v1_rows, v1_runs
 from evidence import about, facts_of
 from jobs import lacking, run_row, weights_missing
 from lanes import Job, deadline_in, report, run_parallel
@@ -166,7 +166,11 @@ def v1_content(config: Benchmark, context: Context) -> dict[str, Any]:  # noqa: 
     show_runs(runs)
     facts = about(facts_of(folder_of(config.folder / runs[0]["set"], runs[0]["row"], runs[0]["seed"])))
     note = {"note": config.note} if config.note else {}
-    return {name: facts[name] for name in ("backbone", "data", "trained_on")} | note | {"runs": runs}
+    return (
+        {name: facts[name] for name in ("backbone", "data", "trained_on")}
+        | note
+        | {"rows": v1_rows(config.folder, runs), "runs": runs}
+    )
 
 
 CONTENT = {

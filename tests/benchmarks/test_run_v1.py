@@ -112,6 +112,12 @@ def test_runs_become_one_object_each_and_come_back_from_an_archive(toy, tmp_path
               str(tmp_path / "b.json")])  # fmt: skip
     first, second = (json.loads((tmp_path / name).read_text())["runs"] for name in ("a.json", "b.json"))
     assert first == second
+    rows = json.loads((tmp_path / "b.json").read_text())["rows"]
+    assert [(row["row"], row["seeds"]) for row in rows] == [("early mask, true", [0]), ("probe", [0])]
+    for row, record in zip(rows, first, strict=True):
+        found = row["worst_group"]
+        assert found["low"] <= found["value"] <= found["high"]
+        assert round(found["value"], 4) == record["worst_group"]
     masked, probe = first
     assert (masked["row"], masked["blind"], probe["blind"]) == ("early mask, true", True, False)
     assert (probe["coverage"], probe["selection"]) == (1.0, "balanced on val")
