@@ -99,7 +99,8 @@ def test_flags_in_the_text_of_a_page_exist(page):
     """Outside blocks: `--flag` must be a flag of some command, method or benchmark. The ledger records commands with
     the flags of their time."""
     kinds = [command.config for command in cli.COMMANDS.values()] + [entry.config for entry in METHODS.values()]
-    known = set().union(*map(flag_names, kinds)) | {"--help", "--num-processes", "--shaping"}
+    # --check is of sha256sum
+    known = set().union(*map(flag_names, kinds)) | {"--help", "--num-processes", "--shaping", "--check"}
     options = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "benchmarks").glob("*.py"))
     known |= {f"--{name.replace('_', '-')}" for name in re.findall(r"^    (\w+): ", options, re.MULTILINE)}
     text = BLOCK.sub("", page.read_text(encoding="utf-8"))

@@ -156,7 +156,7 @@ def test_evaluate_prints_the_cost_of_a_prediction(tmp_path):
         run = tmp_path / method
         assert typed("train", method, toy, *flags, "--out", run)[0] == 0
         for split, n in (("test", 16), ("val", 8)):
-            code, out, err = typed("evaluate", run, *QUICK, "--split", split)
+            code, out, err = typed("evaluate", run, *QUICK, "--split", split, "--details")
             assert code == 0, err
             assert f"of it visible (mean of {n} images)." in out
         found = json.loads((run / "metrics.json").read_text())["cost"]
