@@ -6,6 +6,7 @@ is checked as a control.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -104,15 +105,22 @@ class Case:
 def cases(names: tuple[str, ...], architectures: tuple[str, ...], seed: int) -> Iterator[Case]:
     for architecture in architectures:
         vit = ARCHITECTURES[architecture]
-        toy = make_toy(SIGHTS, size=vit.input.size[0], seed=seed)
-        images = toy.images.float() / 255
+        images, masks = toy_images(vit.input.size[0], seed)
         for name, config, facts in MAKES:
             if names and not any(name.startswith(start) for start in names):
                 continue
             method = make_method(config, vit, facts(vit), seed)
-            sight = own_sight(method, images, toy.masks)
+            sight = own_sight(method, images, masks)
             for hiding in ways_of_hiding(method):
                 yield Case(name, architecture, hiding, method, images, sight)
+
+
+def toy_images(side: int, seed: int) -> tuple[Tensor, Tensor]:
+    """[SIGHTS, 3, side, side] in [0, 1] and their masks; larger ones than the toy set draws are enlarged."""
+    times = math.ceil(side / 256)
+    toy = make_toy(SIGHTS, size=side // times, seed=seed)
+    enlarged = [x.repeat_interleave(times, dim=-2).repeat_interleave(times, dim=-1) for x in (toy.images, toy.masks)]
+    return enlarged[0].float() / 255, enlarged[1]
 
 
 def make_method(config: Train, vit: ViTConfig, facts: dict[str, Any], seed: int) -> Method:
