@@ -372,7 +372,8 @@ def measured_rows() -> dict[str, np.ndarray]:
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
     for name, figure in (one for content in contents for one in figures_by_row(content)):
         found.setdefault(name, []).append(figure)
-    tests = [test for content in contents for claim in content.get("claims", []) for test in claim["tests"]]
+    claims = [claim for content in contents if isinstance(content, dict) for claim in content.get("claims", [])]
+    tests = [test for claim in claims for test in claim["tests"]]
     for name, one in (item for test in tests for item in (test["figures"] or {}).items()):
         found.get(name, []).extend(figures_in(one))
     return {name: in_per_cent(np.array(some)) for name, some in found.items()}

@@ -15,6 +15,7 @@ ELSEWHERE = {
     "stress": "writes as shape does, and slowly",
     "strips": "needs runs with parts",
     "intervene": "needs runs with parts",
+    "bench": "trains as `train` does, several times",
     "distill": "needs runs with parts, and trains",
     "demo": "runs the others, for minutes",
     "pretrain": "trains as `train erm` does",
