@@ -27,12 +27,12 @@ from torch import Tensor, nn
 
 from .config import Loop, Pdiscoformer, Train
 from .console.checksums import write_json_with_checksum
-from .console.terminal import is_main_process, say
+from .console.terminal import is_main_process
 from .data.rows import Rows, carve_validation, read_rows
 from .errors import UserError
 from .load import measure
 from .methods import maker_of
-from .metrics.coverage import PLAUSIBLE_COVERAGE, mean_coverage, measure_sight
+from .metrics.coverage import measure_sight
 from .metrics.inference import predict_batches
 from .sight import Method
 from .training.baseline import compare_with_baseline
@@ -231,7 +231,7 @@ def validate(state: TrainState) -> dict[str, Any]:
     with torch.compiler.set_stance("force_eager") if config.compile else nullcontext():
         metrics = candidate.validate(state.val_batches, context, config.select)
     score = metrics[config.select]
-    line = {"epoch": epoch, "lr": lr, "batch": state.batches.batch} | losses | metrics | coverage_of(candidate, state)
+    line = {"epoch": epoch, "lr": lr, "batch": state.batches.batch} | losses | metrics
     if position.best is None or score > position.best:
         position.best, position.best_epoch = score, epoch
         position.unsaved = {name: w.to("cpu", copy=True) for name, w in candidate.state_dict().items() if main}
@@ -243,24 +243,6 @@ def validate(state: TrainState) -> dict[str, Any]:
     if state.timer.due_after_epoch() or position.finished:
         save(state)
     return line
-
-
-def coverage_of(candidate: Trainable, state: TrainState) -> dict[str, float]:
-    """The mean and spread of the fraction of validation images that a method with parts sees; a warning if that is
-    hardly an object."""
-    if not (isinstance(candidate, Method) and candidate.part_count):
-        return {}
-    context = state.context
-    indices = context.rows.split_indices("val")
-    mean, spread = mean_coverage(candidate, context.rows, indices, context.expects, context.accelerator)
-    low, high = PLAUSIBLE_COVERAGE
-    if context.accelerator.is_main_process and not low <= mean <= high:
-        what = "hardly an object" if mean < low else "nearly everything"
-        say(
-            f"warning: the model sees {mean:.1%} of the image on average, {what}; if that stays, stop and try another "
-            "--selector-size, --seed or backbone, or early-mask with given masks"
-        )
-    return {"coverage": round(mean, 6), "coverage_sd": round(spread, 6)}
 
 
 def undivided(state: TrainState) -> Trainable:

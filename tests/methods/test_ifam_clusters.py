@@ -1,5 +1,6 @@
 """iFAM's default: stage 1 is found by clustering before training and is not trained."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,15 @@ def test_stage_1_uses_two_thirds_of_the_blocks_unless_told_otherwise(run, toy, t
     assert len(load_as_trained(deeper).method.where.vit.blocks) == 6
     with pytest.raises(UserError, match="--selector-depth 7: from 1 to 6 blocks"):
         train(Ifam(toy, out=tmp_path / "other", selector_depth=7, **BRIEF))
+
+
+def test_the_log_has_the_visible_fraction_of_every_epoch(run, toy, tmp_path, capsys, monkeypatch):
+    for line in map(json.loads, (run / "log.jsonl").read_text().splitlines()):
+        assert 0 < line["coverage"] < 1
+        assert 0 <= line["coverage_sd"] < 0.5
+    monkeypatch.setattr("sightline.methods.base.PLAUSIBLE_COVERAGE", (0.99, 1.0))
+    train(Ifam(toy, out=tmp_path / "run", **BRIEF | {"epochs": 1}))
+    assert "of the image on average, hardly an object" in capsys.readouterr().err
 
 
 def test_it_is_blind(run, toy):

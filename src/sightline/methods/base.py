@@ -16,7 +16,7 @@ from ..config import Erm, Ifam, Pdiscoformer, Shaping, Train
 from ..console.terminal import say
 from ..data.augment import Affine, random_affine
 from ..errors import UserError
-from ..metrics.coverage import PLAUSIBLE_COVERAGE
+from ..metrics.coverage import PLAUSIBLE_COVERAGE, mean_coverage
 from ..sight import Method, Prediction, Sight
 from ..training.trainable import ParameterGroup, Trainable, TrainBatch, TrainContext
 from ..vit.model import Input, ViT, ViTConfig
@@ -29,6 +29,7 @@ from .clustering import Teacher, start_by_clustering
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from ..data.batches import Batches
     from ..data.rows import Rows
     from ..training.run_folder import Run
 
@@ -317,6 +318,19 @@ class PartMethod(Trainable, Method):
             losses["parts"] = settings.classify_parts * loss
         return parts, losses
 
+    def validate(self, val_batches: Batches, context: TrainContext, select: str) -> dict[str, float]:
+        """Also the mean and spread of the visible fraction, with a warning if that is hardly an object."""
+        metrics, indices = super().validate(val_batches, context, select), context.rows.split_indices("val")
+        mean, spread = mean_coverage(self, context.rows, indices, context.expects, context.accelerator)
+        low, high = PLAUSIBLE_COVERAGE
+        if context.accelerator.is_main_process and not low <= mean <= high:
+            what = "hardly an object" if mean < low else "nearly everything"
+            say(
+                f"warning: the model sees {mean:.1%} of the image on average, {what}; if that stays, stop and try "
+                "another --selector-size, --seed or backbone, or early-mask with given masks"
+            )
+        return metrics | {"coverage": round(mean, 6), "coverage_sd": round(spread, 6)}
+
     def parameter_groups(self, head_lr_factor: float) -> list[ParameterGroup]:
         return [
             *backbone_groups(self.where.vit, head_lr_factor),
@@ -346,14 +360,10 @@ def make_selector(
 
 def check_part_config(config: Pdiscoformer, accelerator: Accelerator, *, mask_gradient: bool = False) -> None:
     shaped = replace(config.shaping, orthogonality_over=None, total_variation_grid=None) != Shaping.none()
-    for wrong, complaint in (
-        (
-            not (shaped or config.classify_parts or mask_gradient or config.clusters),
-            "No loss reaches the part selector: enable --classify-parts, a --shaping loss or --mask-gradient",
-        ),
-    ):
-        if wrong:
-            raise UserError(complaint)
+    if not (shaped or config.classify_parts or mask_gradient or config.clusters):
+        raise UserError(
+            "No loss reaches the part selector: enable --classify-parts, a --shaping loss or --mask-gradient"
+        )
     if config.grad_accum > 1 and config.shaping.presence and accelerator.is_main_process:
         print(
             "note: with --grad-accum the presence loss asks for every part in each micro-batch, not in the whole batch"

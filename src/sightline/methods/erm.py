@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from ..config import Erm
 from ..sight import Method, Prediction, Sight
 from ..training.trainable import ParameterGroup, Trainable, TrainBatch
-from ..vit.model import Input, ViT, ViTConfig
+from ..vit.model import Input, ReadLogits, ViT, ViTConfig, vit_logits
 from ..where.attention import cls_attention_map
-from ..where.relevance import ReadLogits, vit_logits
 from .base import backbone_groups, open_and_record
 
 if TYPE_CHECKING:

@@ -124,10 +124,8 @@ class GivenMask(Trainable, Method):
 
     def parameter_groups(self, head_lr_factor: float) -> list[ParameterGroup]:
         groups = backbone_groups(self.what.vit, head_lr_factor)
-        if isinstance(self.what, LateMaskedViT):
-            weight, bias = self.what.head.parameters()
-            groups += [ParameterGroup([weight], head_lr_factor), ParameterGroup([bias], head_lr_factor, decay=False)]
-        return groups
+        new = [p for name, p in self.what.named_parameters() if not name.startswith("vit.")]
+        return groups + [ParameterGroup([p], head_lr_factor, decay=p.ndim > 1) for p in new]
 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------

@@ -15,13 +15,12 @@ from ..metrics.groups import score
 from ..metrics.inference import predictions_from_logits
 from ..sight import Look, Method, Sight
 from ..training.checkpoint import save_tensors
-from ..vit.model import Input, ViT, ViTConfig
+from ..vit.model import Input, ReadLogits, ViT, ViTConfig
 from ..vit.weights import load_backbone
 from ..what.features import cached_features
 from ..what.zeroshot import Clip, ZeroShot, clip_class_names, open_clip
 from ..where.attention import cls_attention_map
 from ..where.crops import vit_input_size
-from ..where.relevance import ReadLogits
 from .a2 import CropPlan, check_crops_fit, check_layer, parse_crop_sizes, parse_heads
 from .base import fitted_input, record_backbone, record_selector, recorded_selector, resized_input
 from .pair import Pair

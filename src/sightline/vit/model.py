@@ -23,7 +23,7 @@ Parameter names are timm's, so that most published files load as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -70,6 +70,14 @@ class ViTOutput:
     @property
     def feature_map(self) -> Tensor:
         return self.patches.transpose(1, 2).unflatten(2, self.grid)
+
+
+ReadLogits = Callable[[ViTOutput], Tensor]  # class logits [B, C] from a ViT's output
+
+
+def vit_logits(out: ViTOutput) -> Tensor:
+    assert out.logits is not None, "a ViT without a head has no logits to explain"
+    return out.logits
 
 
 class ViT(nn.Module):
@@ -178,6 +186,10 @@ class ViT(nn.Module):
             attention=tuple(captured[i]["attention"] for i in requested["attention"]),
         )
 
+    def relevance_source(self) -> tuple[ViT, ReadLogits] | None:
+        """As of a method (`sight.Method`): itself, if it has a head."""
+        return None if self.head is None else (self, vit_logits)
+
     def grid(self, images: Tensor) -> tuple[int, int]:
         """H×W: the patch grid of these images."""
         p = self.config.patch
@@ -232,10 +244,8 @@ class ViT(nn.Module):
 
     def _embed(self, pixels: Tensor, positions: list[Tensor]) -> tuple[Tensor, Rotary | None]:
         """Embed patches as tokens, with CLS and registers in front."""
-        x, rotary = (
-            self.patch_embed(pixels).to(self.cls_token.dtype),
-            None,
-        )  # autocast must not round x
+        x, rotary = self.patch_embed(pixels), None
+        x = x.to(self.cls_token.dtype)  # autocast must not round x
         if self.pos_embed is None:
             rotary = with_unrotated_prefix((positions[0], positions[1]), self.prefix)
         else:

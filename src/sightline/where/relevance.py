@@ -21,11 +21,10 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..sight import Method, Sight, cell_share
-from ..vit.model import ViT, ViTOutput
+from ..vit.model import ReadLogits, ViT, ViTOutput, vit_logits
 from .attention import keep_highest
 
 Kind = Literal["gae", "rollout", "attention", "gradient"]
-ReadLogits = Callable[[ViTOutput], Tensor]  # class logits [B, C] from a ViT's output
 MAX_BYTES = 1 << 30  # of attention and its gradients per chunk; autograd keeps about twice that in total
 
 
@@ -35,11 +34,6 @@ class Relevance:
 
     maps: Tensor  # [B, H, W], non-negative, of arbitrary scale
     logits: Tensor  # [B, C]
-
-
-def vit_logits(out: ViTOutput) -> Tensor:
-    assert out.logits is not None, "a ViT without a head has no logits to explain"
-    return out.logits
 
 
 # ---- in the graph, for training --------------------------------------------------------------------------------------
@@ -172,17 +166,11 @@ MAPS: dict[Kind, Callable[..., Tensor]] = {kind: partial(relevance_map, kind=kin
 
 def has_relevance_map(method: Method | ViT) -> bool:
     """Whether it predicts from the CLS token of one ViT that sees everything, so that `relevance_map` works."""
-    return _source(method) is not None
-
-
-def _source(method: Method | ViT) -> tuple[ViT, ReadLogits] | None:
-    if isinstance(method, ViT):
-        return None if method.head is None else (method, vit_logits)
-    return method.relevance_source()
+    return method.relevance_source() is not None
 
 
 def _vit_and_reader(method: Method | ViT) -> tuple[ViT, ReadLogits]:
-    source = _source(method)
+    source = method.relevance_source()
     if source is None:
         raise UserError(
             f"{type(method).__name__}: has no relevance map, because it does not predict from the CLS token of a ViT "
