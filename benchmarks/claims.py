@@ -117,7 +117,7 @@ def main() -> None:
             ]
             alone = replace(evidence, retrained=None)
             for claim, one in zip(chosen, content, strict=True):
-                one["verdict_by_pictures_alone"] = decide(claim, alone)[0]
+                one["verdict_by_images_alone"] = decide(claim, alone)[0]
     if config.out:
         on_gpu = config.study == "waterbirds" and torch.cuda.is_available() and config.device != "cpu"
         record(config.out, "cuda" if on_gpu else "cpu", {"rule": study.rule} | facts | {"claims": content})

@@ -89,7 +89,7 @@ def content_of(file: Path | None, lacking: str) -> dict[str, Any]:
 
 def duel(file: Path | None) -> Test:
     """The best new pairing of a matrix against its best published one, both selected on validation data."""
-    words = "worst group: best new pairing − best published one, neither told the truth"
+    words = "worst group: best new pairing − best published one, neither with true masks"
     name = f"{read_json(file)['data']}, {words}" if file is not None and file.exists() else words
 
     def find(evidence: Evidence) -> Measured:  # noqa: ARG001 (as of every test)
@@ -108,7 +108,7 @@ def duel(file: Path | None) -> Test:
     return Test(name, find)
 
 
-OF_INTERVALS = "from two intervals, as of different pictures"
+OF_INTERVALS = "from two intervals, as of different images"
 
 
 def supervised_masses(evidence: Evidence) -> tuple[dict[str, Estimate], dict[str, Any]]:

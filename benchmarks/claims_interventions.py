@@ -54,7 +54,7 @@ def contrast(
         note = ""
         if len(rows) == 1:
             every = [term_values(evidence, kind, term, measure) for term in terms]
-            note = "nothing was left out, so that answers are the same" if every[0] == every[-1] else ""
+            note = "nothing was left out, so that predictions are the same" if every[0] == every[-1] else ""
         return Measured(figures, difference, seeds, note)
 
     signs = {1.0: "+", -1.0: "−"}
@@ -100,7 +100,8 @@ def took_the_object(kind: str, row: str, by: str = "left out first", *, decides:
         right = sum(one["part"] in one["took_an_object"] for one in taken)
         silent = sum(one["part"] is None for one in taken)
         found = HOLDS if right == len(taken) else FAILS if right + silent < len(taken) else UNDECIDED
-        return Measured(cases, None, seeds, f"{right} of {len(taken)} runs; in {silent} nothing surely helped", found)
+        note = f"{right} of {len(taken)} runs; in {silent} nothing helped significantly"
+        return Measured(cases, None, seeds, note, found)
 
     words = f"{kind}: of {row}, {LEFT_OUT[by]} is one that took an object"
     return Test(words, find, decides=decides, rows=((kind, row),))
@@ -131,7 +132,7 @@ def costs(kind: str, ours: str, dense: str, most: float = NEAR, *, decides: bool
             path = next(iter(evidence.folders(kind, row).values()))
             cost = facts_of(path).get("benchmark", {}).get("cost")
             if cost is None:
-                raise Missing(f"{path.name}: nobody has counted what an answer costs")
+                raise Missing(f"{path.name}: nobody has counted what a prediction costs")
             spent[row] = cost["gflops"]
         ratio = spent[ours] / spent[dense]
         return Measured(spent, note=f"{ratio:.2f} times", verdict=HOLDS if ratio <= most else FAILS)

@@ -83,7 +83,7 @@ def reaches(kind: str, row: str, least: float, *, decides: bool = True) -> Test:
         ends = [end - least for end in (reached.value, reached.low, reached.high)]
         sizes = {name: Estimate(**known[name]) for name in ("size", "own_size") if known[name]}
         labels, n = known["labels"], known["n"]
-        note = f"at {100 * known['confidence']:g} % confidence, {labels} labels for each of {n} pictures"
+        note = f"at {100 * known['confidence']:g} % confidence, {labels} labels for each of {n} images"
         over = Estimate(*ends, reached.n, reached.how, difference=True)
         return Measured({"reached": reached} | sizes, over, note=note)
 
@@ -149,7 +149,7 @@ TESTS: dict[str, Tests] = {
         tuple(
             f"RobustViT, {how}" for how in ("no background", "no foreground", "only background", "only foreground")
         ),
-        beside=("RobustViT, no answer",),
+        beside=("RobustViT, no classification loss",),
     ),
     "R4": (
         *rows_beaten(("RobustViT, label",)),

@@ -94,7 +94,8 @@ def judged(cases: Sequence[tuple[dict[str, Any], bool]], figures: Mapping[str, A
     wrong = [one["verdict"] for one, as_claimed in cases if not as_claimed]
     found = HOLDS if not wrong else UNDECIDED if set(wrong) == {"refused"} else FAILS
     trials, changed = (sum(one[key] for one, _ in cases) for key in ("trials", "changed"))
-    note = f"{len(cases) - len(wrong)} of {len(cases)} as claimed; of {trials:,} redraws {changed:,} changed the answer"
+    note = f"{len(cases) - len(wrong)} of {len(cases)} as claimed; "
+    note += f"of {trials:,} redraws {changed:,} changed the prediction"
     return Measured(figures, note=note, verdict=found)
 
 

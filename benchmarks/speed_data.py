@@ -204,10 +204,10 @@ def training_limit(erm: Erm) -> float:
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     batch = next(iter(batches.epoch(0))).to(accelerator.device)
     when = StepInfo(0, 0, 0, 1, len(batches), torch.arange(len(batch)))
-    lesson: TrainBatch = model.make_train_batch(batch, training_view(erm.augment, expects)[1], when)
+    train_batch: TrainBatch = model.make_train_batch(batch, training_view(erm.augment, expects)[1], when)
     began = 0.0
     for step in range(WARM_UP + STEPS):
         if step == WARM_UP:
             began = now(accelerator.device)
-        train_step(wrapped, lesson, optimizer, accelerator, erm, batches.batch)
+        train_step(wrapped, train_batch, optimizer, accelerator, erm, batches.batch)
     return STEPS * batches.batch / (now(accelerator.device) - began)

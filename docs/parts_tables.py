@@ -83,7 +83,7 @@ def tokens(results: Path) -> str:
                 found = rows[name]["figures"][how]
                 said = [figure(found.get(key)) for key in SEEN.values()]
                 if how != "plain" and name in CLOSELY:
-                    said[-1] = ""  # of the maps of the whole picture, which distances in the closer look do not change
+                    said[-1] = ""  # of the maps of the whole image, which distances in the closer look do not change
                 lines.append([name, words, *said])
     return table(["", "removed", *SEEN], lines, ("removed",))
 
@@ -104,7 +104,7 @@ def precisions(results: Path) -> str:
         trained, timed = rows[FULL if how == "bf16" else f"{FULL}, {how}"], rows[f"{FULL}, timed, {how}"]
         speed = f"{timed['speed'][0]['images_per_second']:,.0f}"
         lines.append([how, *(of_runs(trained, part) for part in ("all", "worst group")), speed])
-    return table(["", "accuracy", "worst group", "pictures/s"], lines)
+    return table(["", "accuracy", "worst group", "images/s"], lines)
 
 
 def gap(results: Path) -> str:
@@ -136,13 +136,13 @@ def spread(results: Path) -> str:
 
 
 def otherwise(results: Path) -> str:
-    """Claims that intervals over pictures alone would decide."""
+    """Claims that intervals over images alone would decide."""
     lines = [
-        [one["id"], one["claim"], one["verdict_by_pictures_alone"], one["verdict"]]
+        [one["id"], one["claim"], one["verdict_by_images_alone"], one["verdict"]]
         for one in read(results, CLAIMS)["claims"]
-        if one["verdict"] != one["verdict_by_pictures_alone"]
+        if one["verdict"] != one["verdict_by_images_alone"]
     ]
-    head = ["", "claim", "by pictures alone", "allowing for training again"]
+    head = ["", "claim", "by images alone", "allowing for training again"]
     return table(head, lines, head)
 
 

@@ -67,7 +67,7 @@ ABLATIONS = {
     "attention": "--relevance attention",
     "no background": "--background-weight 0",
     "no foreground": "--foreground-weight 0",
-    "no answer": "--classification-weight 0",
+    "no classification loss": "--classification-weight 0",
     "only background": "--foreground-weight 0 --classification-weight 0",
     "only foreground": "--background-weight 0 --classification-weight 0",
     "label": "--classification-target label",

@@ -25,7 +25,7 @@ OTHERWISE = {
     "look once": "--refine False",
     "no zoom": "--refine False --zoom False",
     "unguided": "--guide-radius 0",
-    "surely": "--pixel-threshold 0.7",
+    "threshold 0.7": "--pixel-threshold 0.7",
     "mask gradient": "--mask-gradient True",
     "never hidden": "--mask-dropout 0",
     "frozen selector": "--tune-selector none",

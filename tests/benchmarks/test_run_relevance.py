@@ -200,9 +200,9 @@ def test_parcels_count_as_done_and_what_needs_their_weights_says_so(done, asked,
     config = replace(asked, runs=tmp_path / "runs", cache=cache)
     run.run(config)
     assert not capsys.readouterr().out
-    run.run(replace(config, rows=("RobustViT, no answer",)))
+    run.run(replace(config, rows=("RobustViT, no classification loss",)))
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (line["row"], line["seed"]) == ("RobustViT, no answer", 0)
+    assert (line["row"], line["seed"]) == ("RobustViT, no classification loss", 0)
     assert line["skipped"].startswith("no weights of ERM seed 0: train it again")
     assert line["skipped"].endswith("or bring best.safetensors")
     folder_of(tmp_path / "runs" / "birds", "MaskTune", 0).joinpath("stress", "test.csv").unlink()
