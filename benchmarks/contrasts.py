@@ -28,7 +28,15 @@ from evidence import (
 from sightline.compare import compare
 from sightline.metrics.estimates import Estimate
 from sightline.metrics.groups import RESAMPLES, Cells
-from sightline.metrics.intervals import TAIL, gain_lower_bound, mean_estimate, mean_over_runs, resample, run_weights
+from sightline.metrics.intervals import (
+    TAIL,
+    gain_lower_bound,
+    mean_estimate,
+    mean_over_runs,
+    resample,
+    run_weights,
+    sum_over_runs,
+)
 from sightline.metrics.predictions import Predictions, align_runs
 
 Figures = dict[str, Any]
@@ -327,15 +335,17 @@ def contrast_of_terms(evidence: Evidence, kind: str, terms: Sequence[Term], meas
     cells = np.array([names.index(groups[image]) if len(names) > 1 else 0 for image in same])
     samples = resample(blocks, cells, RESAMPLES, seed=0)
     runs = {term.row: sample.runs for term, sample in zip(reversed(terms), reversed(samples), strict=True)}
-    scale, value, draws = 2.0 if measure == "gap" else 1.0, 0.0, np.zeros(RESAMPLES)
-    figures = {}
+    scale, value = 2.0 if measure == "gap" else 1.0, 0.0
+    figures, by_row = {}, dict[str, np.ndarray]()
     for term, sample in zip(terms, samples, strict=True):
         observed, drawn = sample.subset_accuracies(np.eye(len(names)))
         observed, drawn = scale * (observed.min(axis=1) - (scale - 1) / 2), scale * drawn.min(axis=2) - (scale - 1)
         together = mean_over_runs(drawn, runs[term.row])
         how = "bootstrap over images"
         figures[term.words] = drawn_estimate(observed.mean(), together, len(same), how, difference=False)
-        value, draws = value + term.weight * observed.mean(), draws + term.weight * together
+        value += term.weight * observed.mean()
+        by_row[term.row] = by_row.get(term.row, 0.0) + term.weight * drawn
+    draws = sum_over_runs([(1.0, drawn, runs[row]) for row, drawn in by_row.items()])
     how = "paired bootstrap over images" + " and runs" * (max(block.shape[1] for block in blocks) > 1)
     if measure == WORST and [term.weight for term in terms] == [1, -1]:
         ours, theirs = (

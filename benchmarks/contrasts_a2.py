@@ -11,7 +11,7 @@ from contrasts import ACCURACY, WORST, Figures, worst_group_gain
 from evidence import STRATA, Evidence, Missing, drawn_estimate, mean_of
 from sightline.metrics.estimates import Estimate
 from sightline.metrics.groups import RESAMPLES, evaluate_seeds
-from sightline.metrics.intervals import mean_over_runs, resample
+from sightline.metrics.intervals import resample, sum_over_runs
 from sightline.metrics.predictions import Predictions, align_runs
 
 Weighted = tuple[float, str, str]  # weight, row, part of the test images
@@ -64,7 +64,7 @@ def drawn_sum(
         correct = [np.stack([next(runs).correct for _ in some], axis=1) for _, some in mine]
         labels = every[0].labels if every[0].groups is None else every[0].groups
         _, cells, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-        summed, drawn_again = 0.0, np.zeros(RESAMPLES)
+        summed, drawn_again = 0.0, []
         for (weight, _), sample in zip(mine, resample(correct, cells, RESAMPLES, seed + 1 + i), strict=True):
             if measure == WORST:
                 observed, drawn = sample.subset_accuracies(np.eye(len(sizes)))
@@ -72,11 +72,9 @@ def drawn_sum(
             else:
                 shares = sizes / sizes.sum() if measure == ACCURACY else np.full(len(sizes), 1 / len(sizes))
                 observed, drawn = sample.weighted_mean(shares)
-            summed, drawn_again = (
-                summed + weight * observed.mean(),
-                drawn_again + weight * mean_over_runs(drawn, sample.runs),
-            )
-        value, draws = value + float(summed), draws + drawn_again
+            summed += weight * observed.mean()
+            drawn_again.append((weight, drawn, sample.runs))
+        value, draws = value + float(summed), draws + sum_over_runs(drawn_again)
     return value, draws
 
 

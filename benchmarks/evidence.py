@@ -17,7 +17,7 @@ from scipy.stats import t as student_t
 from rows import folder_of, folders_of
 from sightline.metrics.estimates import Estimate
 from sightline.metrics.groups import RESAMPLES
-from sightline.metrics.intervals import TAIL, mean_over_runs, resample
+from sightline.metrics.intervals import TAIL, mean_over_runs, resample, sum_over_runs
 from sightline.metrics.predictions import Predictions
 
 FOUND, TEST, SIGHT, SIGHTS = (Path("interventions") / n for n in ("found.json", "test.csv", "sight.json", "sight.csv"))
@@ -207,7 +207,9 @@ def gain(blocks: Sequence[np.ndarray], cells: np.ndarray, weights: np.ndarray, *
     drawn once for both, and runs of each by itself; with `by_seed` runs are drawn once for both, too."""
     samples = resample(blocks, cells, RESAMPLES, seed=0)
     (one, drawn), (other, other_drawn) = (sample.weighted_mean(weights) for sample in samples)
-    draws = mean_over_runs(drawn, samples[0].runs) - mean_over_runs(other_drawn, samples[0 if by_seed else 1].runs)
+    ours, theirs = (sample.runs for sample in samples)
+    sides = [(1.0, drawn, ours), (-1.0, other_drawn, theirs)]
+    draws = mean_over_runs(drawn - other_drawn, ours) if by_seed else sum_over_runs(sides)
     several = sum(block.shape[1] for block in blocks) > 2
     how = "paired bootstrap over images" + (f" and over {'pairs of ' * by_seed}seeds" if several else "")
     return drawn_estimate(one.mean() - other.mean(), draws, len(cells), how)

@@ -19,7 +19,6 @@ from scipy.stats import norm
 
 from sightline.interventions.search import search
 from sightline.metrics.comparison import compare
-from sightline.metrics.groups import evaluate_seeds
 from sightline.metrics.predictions import Predictions
 
 CLASSES, GROUPS = ("land", "water"), ("land/same", "land/rand", "water/rand", "water/same")
@@ -77,11 +76,11 @@ def coverage(seeds: int, draws: int, number: int = 0, resamples: int = 1000) -> 
         shifts = generator.normal(0, spread, size=(2, seeds)) if spread else np.zeros((2, seeds))
         ours = [simulated(shift, generator, noise) for shift in shifts[0]]
         theirs = [simulated(GAIN + shift, generator, noise) for shift in shifts[1]]
-        metrics = evaluate_seeds(ours, seed=draw, resamples=resamples)
+        reference, entry = compare({"a": ours, "b": theirs}, seed=draw, resamples=resamples).entries
+        metrics = reference.metrics
         for name, value in expected.items():
             estimate = metrics.groups[name.removeprefix("group ")] if "/" in name else getattr(metrics, name)
             held.setdefault(name, []).append(covers(estimate.low, estimate.high, value))
-        entry = compare({"a": ours, "b": theirs}, seed=draw, resamples=resamples).entries[1]
         for name, gain in (("accuracy", entry.accuracy_gain), ("worst_group", entry.worst_gain)):
             assert gain is not None
             kind = "accuracy gain" if name == "accuracy" else "worst gain"

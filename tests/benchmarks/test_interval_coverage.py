@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.interval_coverage import GAIN, GROUPS, SPREAD, coverage, false_discoveries, simulated, truth
+from benchmarks.interval_coverage import GAIN, GROUPS, KINDS, SPREAD, coverage, false_discoveries, simulated, truth
 
 from benchmarks import interval_coverage as simulation
-from sightline.metrics.groups import evaluate_seeds
+from sightline.metrics.comparison import compare
 
 
 def test_the_truth_is_the_mean_of_many_runs():
@@ -25,18 +25,23 @@ def test_intervals_of_one_run_hold_the_truth():
         assert held / tried > 0.85, name
 
 
-def test_intervals_over_seeds_are_not_too_narrow():
-    for name, (held, tried) in coverage(2, 25, resamples=300).items():
+def test_intervals_over_seeds_are_neither_too_narrow_nor_too_wide():
+    counts = coverage(2, 60, resamples=300)
+    for name, (held, tried) in counts.items():
         assert held / tried > 0.85, name
+    held, tried = np.sum([counts[name] for name in KINDS["proportions, means and their differences"]], axis=0)
+    assert held / tried < 0.98
 
 
 def test_intervals_that_are_too_narrow_are_found(monkeypatch):
     def narrow(*given, **named):
-        metrics = evaluate_seeds(*given, **named)
-        one = metrics.accuracy
-        return replace(metrics, accuracy=replace(one, low=one.value - 1e-3, high=one.value + 1e-3))
+        found = compare(*given, **named)
+        first, second = found.entries
+        one = first.metrics.accuracy
+        accuracy = replace(one, low=one.value - 1e-3, high=one.value + 1e-3)
+        return replace(found, entries=(replace(first, metrics=replace(first.metrics, accuracy=accuracy)), second))
 
-    monkeypatch.setattr(simulation, "evaluate_seeds", narrow)
+    monkeypatch.setattr(simulation, "compare", narrow)
     held, tried = coverage(1, 30, resamples=100)["accuracy"]
     assert held / tried < 0.5
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import UserError
 from .estimates import Estimate, Metrics
 from .groups import RESAMPLES, Cells, Subsets, evaluate_seeds
-from .intervals import TAIL, Sample, gain_lower_bound, mean_over_runs, resample
+from .intervals import TAIL, Sample, gain_lower_bound, resample, sum_over_runs
 from .predictions import Predictions, align_runs
 from .tables import named_table
 
@@ -193,7 +193,7 @@ def _gains(
 def _accuracy_gain(ours: Sample, theirs: Sample, cells: Cells, how: str, tail: float) -> Estimate:
     n = int(cells.sizes.sum())
     (our_value, our_draws), (their_value, their_draws) = (s.weighted_mean(cells.sizes / n) for s in (ours, theirs))
-    draws = mean_over_runs(our_draws, ours.runs) - mean_over_runs(their_draws, theirs.runs)
+    draws = sum_over_runs([(1.0, our_draws, ours.runs), (-1.0, their_draws, theirs.runs)])
     low, high = np.quantile(draws, [tail, 1 - tail])
     return Estimate(our_value.mean() - their_value.mean(), low, high, n, how, difference=True)
 

@@ -237,7 +237,8 @@ def _auc_metrics(
     margins = np.stack([run.margins for run in runs])
     above = [margins[:, (first.labels == 1) & (groups == group)] for group in positive]
     below = [margins[:, (first.labels == 0) & (groups == group)] for group in negative]
-    observed, drawn = (array.reshape(*array.shape[:-2], -1) for array in resample_auc(above, below, len(weights), seed))
+    drawn_once = resample_auc(above, below, len(weights), seed, common=True)
+    observed, drawn = (array.reshape(*array.shape[:-2], -1) for array in drawn_once)
 
     def pooled(positives: np.ndarray, negatives: np.ndarray) -> Estimate:
         """The AUROC of several groups: the mean over pairs of groups, weighted by their number of image pairs."""
