@@ -262,7 +262,7 @@ def test_unusual_formats_are_counted_and_no_problem(tmp_path, toy_images):
     images = sorted(path.name for path in tmp_path.iterdir())
     labels = np.arange(8) % 2
     report = check(Rows("kinds", tmp_path, images, labels, ("a", "b"), np.zeros(8, np.int8)))
-    (finding,) = [f for f in report.findings if f.topic == "pictures"]
+    (finding,) = [f for f in report.findings if f.topic == "images"]
     assert finding.severity == "info"
     counts = {"grey": 1, "16-bit": 1, "turned by EXIF": 2, "transparent": 1, "CMYK": 1, "animated": 1}
     assert finding.values == counts

@@ -134,8 +134,8 @@ def test_model_json_describes_the_file_and_is_in_its_metadata(exported, trained)
     assert facts.pop("onnx_sha256") == hashlib.sha256((folder / "model.onnx").read_bytes()).hexdigest()
     assert json.loads(inside["sightline"]) == facts
     assert json.loads(inside["classes"]) == facts["classes"] == ["duck", "stork"]
-    assert json.loads(inside["size"]) == facts["picture"]["size"] == [32, 32]
-    assert json.loads(inside["mean"]) == facts["picture"]["mean"]
+    assert json.loads(inside["size"]) == facts["input"]["size"] == [32, 32]
+    assert json.loads(inside["mean"]) == facts["input"]["mean"]
     assert facts["parts"] == ["head", "part 1"]
     assert facts["inputs"]["parts_kept"]["default"] == [True, False]
     assert facts["inputs"]["distance_limits"]["default"] == [1e3, None]
@@ -148,7 +148,7 @@ def test_the_example_runs_as_it_is_printed(exported, toy, tmp_path):
     folder, _ = exported
     facts = json.loads((folder / "model.json").read_text())
     file = next(iter(sorted((toy / "test").glob("*.png"))))
-    program = facts["example"].replace("picture.jpg", str(file))
+    program = facts["example"].replace("image.jpg", str(file))
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] in facts["classes"]
@@ -160,15 +160,15 @@ def test_the_example_runs_as_it_is_printed(exported, toy, tmp_path):
 def test_the_example_preprocesses_images_as_predict_does(tmp_path, monkeypatch, generator, size, crop):
     width, height = size
     pixels = torch.randint(256, (height, width, 3), generator=generator, dtype=torch.uint8).numpy()
-    Image.fromarray(pixels).save(tmp_path / "picture.jpg", "PNG")
+    Image.fromarray(pixels).save(tmp_path / "image.jpg", "PNG")
     monkeypatch.chdir(tmp_path)
     expects = Input(size=(32, 48), crop=crop)
     opening = ("facts", "session", "outputs", "print")
     lines = [line for line in example(expects, needs_mask=False).splitlines() if not line.startswith(opening)]
-    scope = {"facts": {"picture": input_facts(expects)}}
+    scope = {"facts": {"input": input_facts(expects)}}
     exec("\n".join(lines), scope)
     thin = 8 * min(size) < max(size)  # of thin images `predict` resizes only the window that it needs
-    inputs, expected = torch.from_numpy(scope["inputs"]["images"])[0], to_tensor(read_image("picture.jpg"), expects)
+    inputs, expected = torch.from_numpy(scope["inputs"]["images"])[0], to_tensor(read_image("image.jpg"), expects)
     torch.testing.assert_close(inputs, expected, rtol=0, atol=1.01 / 255 if thin else 0)
 
 

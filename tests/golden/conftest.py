@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sightline.methods.import_ import load_official
+from sightline.methods.import_ import load_stage1
 from sightline.vit.model import ViT, ViTConfig
 from sightline.vit.weights import load_backbone
 from sightline.where.parts import PartDiscovery, freeze
@@ -31,7 +31,7 @@ def gradients_agree(ours: Tensor, theirs: Tensor) -> bool:
 
 @pytest.fixture
 def stage1() -> PartDiscovery:
-    model = load_official(shared("golden", "ifam_tiny.safetensors"), prefix="stage_1.", config=CONFIG)
+    model = load_stage1(shared("golden", "ifam_tiny.safetensors"), prefix="stage_1.", config=CONFIG)
     freeze(model.vit)
     return model
 

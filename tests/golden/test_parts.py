@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from sightline.methods.base import backbone_groups
-from sightline.methods.import_ import OFFICIAL
+from sightline.methods.import_ import PUBLISHED_NAMES
 from sightline.where.corrections import Correction, PartAssignment
 from sightline.where.parts import freeze, hard_keep, pool, soft_keep, straight_through
 
 from ..conftest import shared
 from .conftest import CLOSE, golden, gradients_agree
 
-OUR_NAMES = {f"stage_1.{theirs}": ours for theirs, ours in OFFICIAL.items()}
+OUR_NAMES = {f"stage_1.{theirs}": ours for theirs, ours in PUBLISHED_NAMES.items()}
 
 
 def our_name(theirs: str) -> str:

@@ -10,7 +10,7 @@ from sightline.config import Ifam, Shaping
 from sightline.data.augment import Affine
 from sightline.methods.base import PartSettings, RandomDraws
 from sightline.methods.ifam import IFam
-from sightline.methods.import_ import OFFICIAL
+from sightline.methods.import_ import PUBLISHED_NAMES
 from sightline.train import make_optimizer, set_learning_rate
 from sightline.training.trainable import StepInfo
 from sightline.what.masked import MaskedViT
@@ -48,7 +48,7 @@ def draws(expected) -> RandomDraws:
 def by_official_names(model: IFam) -> dict[str, torch.nn.Parameter]:
     named = {f"stage_2.{name}": p for name, p in model.what.vit.named_parameters()}
     named |= {f"stage_1.{name}": p for name, p in model.where.vit.named_parameters()}
-    return named | {f"stage_1.{theirs}": model.where.get_parameter(ours) for theirs, ours in OFFICIAL.items()}
+    return named | {f"stage_1.{theirs}": model.where.get_parameter(ours) for theirs, ours in PUBLISHED_NAMES.items()}
 
 
 def test_intermediate_values_of_the_step(model, inputs, draws, expected):

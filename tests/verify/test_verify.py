@@ -67,8 +67,8 @@ def test_a_ten_line_method_is_proved(images):
     assert certificate.verdict == "blind"
     assert certificate.largest_gradient == 0
     assert certificate.end_to_end["redrawn_with"]["grey"] == {
-        "n": 5, "answer_changed": 0, "sight_changed": 0, "sight_iou": 1.0,
-        "answer_changed_interval": [0.0, 0.4345], "sight_changed_interval": [0.0, 0.4345],
+        "n": 5, "prediction_changed": 0, "sight_changed": 0, "sight_iou": 1.0,
+        "prediction_changed_interval": [0.0, 0.4345], "sight_changed_interval": [0.0, 0.4345],
     }  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def test_bfloat16(images, pixels):
     certificate = verify(what, images.to(torch.bfloat16), pixels, draws=1)
     assert certificate.verdict == "blind"
     assert certificate.conditions["weights_in"] == ["bfloat16"]
-    assert certificate.conditions["answers_in"] == ["bfloat16"]
+    assert certificate.conditions["predictions_in"] == ["bfloat16"]
 
 
 def test_a_selector_is_followed_end_to_end(images):

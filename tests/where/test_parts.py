@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from sightline.config import Shaping
 from sightline.data.augment import Affine, warp_affine
 from sightline.errors import UserError
-from sightline.methods.import_ import OFFICIAL, load_official
+from sightline.methods.import_ import PUBLISHED_NAMES, load_stage1
 from sightline.vit.backbones import BACKBONES, Backbone
 from sightline.vit.model import Input
 from sightline.where.part_losses import shaping_losses
@@ -321,14 +321,14 @@ def test_invalid_settings_are_errors():
 @torch.no_grad()
 def test_published_files_load(tmp_path, monkeypatch):
     """As the trainer saves them, with the positions of another grid than the backbone is known for."""
-    model, theirs = small(), {ours: theirs for theirs, ours in OFFICIAL.items()}
+    model, theirs = small(), {ours: theirs for theirs, ours in PUBLISHED_NAMES.items()}
     tensors = {theirs.get(name, name.removeprefix("vit.")): t for name, t in model.state_dict().items()}
     tensors["fc_landmarks.weight"] = tensors["fc_landmarks.weight"][..., None, None]
     saved = {"model_state": {f"module.stage_1.{name}": t for name, t in tensors.items()}, "finished_epoch": 3}
     torch.save(saved, tmp_path / "snapshot_best.pt")
     config = replace(model.vit.config, grid=(9, 9), classes=3)
     monkeypatch.setitem(BACKBONES, "small", Backbone("small", config))
-    loaded = load_official(tmp_path / "snapshot_best.pt", prefix="stage_1.", like="small")
+    loaded = load_stage1(tmp_path / "snapshot_best.pt", prefix="stage_1.", like="small")
     assert torch.equal(loaded.discover(made_images()).logits, model.discover(made_images()).logits)
     with pytest.raises(UserError, match=r"no part discovery under ''.*fc_landmarks"):
-        load_official(tmp_path / "snapshot_best.pt", like="small")
+        load_stage1(tmp_path / "snapshot_best.pt", like="small")

@@ -34,7 +34,7 @@ th:first-child, td:first-child { text-align: left; }
 </table></div>
 {% for warning in table.warnings %}<p>{{ warning }}</p>
 {% endfor %}
-{% if picture %}<p><img alt="Accuracy and worst-{{ table.worst_of }} accuracy of each method" src="{{ picture }}"></p>
+{% if figure %}<p><img alt="Accuracy and worst-{{ table.worst_of }} accuracy of each method" src="{{ figure }}"></p>
 {% endif %}
 </html>
 """
@@ -45,11 +45,11 @@ def render_page(table: Table, *, figures: bool) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    picture = picture_of(table) if figures else ""
-    return environment.from_string(PAGE).render(table=table, picture=picture, software=SOFTWARE)
+    figure = figure_of(table) if figures else ""
+    return environment.from_string(PAGE).render(table=table, figure=figure, software=SOFTWARE)
 
 
-def picture_of(table: Table) -> str:
+def figure_of(table: Table) -> str:
     """As a data URL: worst-group and average accuracy with intervals, and accuracy against worst-group accuracy."""
     from ..explain.plots import figure_class
 

@@ -38,9 +38,9 @@ class Within:
     def problem(self, value: float) -> str | None:
         below = self.low is not None and (value < self.low or (self.open_low and value == self.low))
         above = self.high is not None and (value > self.high or (self.open_high and value == self.high))
-        return self.wording(below) if below or above else None
+        return self.text_of(below) if below or above else None
 
-    def wording(self, below: bool) -> str:
+    def text_of(self, below: bool) -> str:
         low = "" if self.low is None else f"{'above' if self.open_low else 'at least'} {self.low:,g}"
         high = "" if self.high is None else f"{'below' if self.open_high else 'at most'} {self.high:,g}"
         if (self.low, self.high) == (0, 1):

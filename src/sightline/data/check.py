@@ -307,7 +307,7 @@ def _check_images(
     if inspection.kinds:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in inspection.kinds.most_common())
         text = f"images of other kinds: {kinds}; all are read as upright 8-bit RGB"
-        findings.append(Finding("info", "pictures", text, values=dict(inspection.kinds)))
+        findings.append(Finding("info", "images", text, values=dict(inspection.kinds)))
     return findings + _find_near_duplicates(rows, inspection.hashed, inspection.hashes)
 
 

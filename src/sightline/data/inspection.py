@@ -32,7 +32,7 @@ PROBLEMS: dict[str, tuple[Severity, str, str]] = {  # severity, topic, and the t
     "box over the edge": ("warning", "boxes", "have a box that exceeds the image and is clipped"),
     "nearly black": (
         "warning",
-        "pictures",
+        "images",
         f"are 16-bit files with no value above {TWELVE_BITS}, and so nearly black; rescale them to 16 bits, or "
         "use DICOM files with a window",
     ),

@@ -49,7 +49,7 @@ def cub_swapped(birds: Birds, scenes: Scenes, options: Build) -> list[ImagePlan]
     backgrounds = _land_and_water(scenes, options)
     original, swapped = {"background": "original"}, {"background": "swapped"}
     plans = []
-    for bird, split in _official_splits(birds.all, options.seed, SPECIES_VALIDATION_SHARE, lambda bird: bird.species):
+    for bird, split in _cub_splits(birds.all, options.seed, SPECIES_VALIDATION_SHARE, lambda bird: bird.species):
         plans.append(ImagePlan(bird, split, bird.species, original, variant="original"))
         if split == "test":
             scene = backgrounds.pick(_background_of(bird, own=False), split, bird)
@@ -250,9 +250,7 @@ def _assign_backgrounds(birds: Birds, options: Build) -> Iterator[tuple[Bird, st
         yield from ((bird, bird.split, bird.background) for bird in birds.all if bird.split and bird.background)
         return
     correlation = PUBLISHED_CORRELATION if options.correlation is None else options.correlation
-    split_of = {
-        bird.id: split for bird, split in _official_splits(birds.all, options.seed, VALIDATION_SHARE, _class_of)
-    }
+    split_of = {bird.id: split for bird, split in _cub_splits(birds.all, options.seed, VALIDATION_SHARE, _class_of)}
     cells: dict[tuple[str, bool], list[Bird]] = {}
     for bird in birds.all:
         cells.setdefault((split_of[bird.id], bird.waterbird), []).append(bird)
@@ -263,7 +261,7 @@ def _assign_backgrounds(birds: Birds, options: Build) -> Iterator[tuple[Bird, st
         yield bird, split_of[bird.id], _background_of(bird, own=bird.id in on_own)
 
 
-def _official_splits(
+def _cub_splits(
     birds: Iterable[Bird], seed: int, validation: float, stratum: Callable[[Bird], str]
 ) -> Iterator[tuple[Bird, str]]:
     """CUB's own test split; validation is this share of its training split, stratified, at least one per stratum."""
@@ -280,7 +278,7 @@ def _official_splits(
 
 
 def _family_splits(birds: Birds, options: Build) -> Iterator[tuple[Bird, str]]:
-    return _official_splits(_balanced_families(birds, options.seed), options.seed, VALIDATION_SHARE, _family)
+    return _cub_splits(_balanced_families(birds, options.seed), options.seed, VALIDATION_SHARE, _family)
 
 
 def _balanced_families(birds: Birds, seed: int) -> list[Bird]:

@@ -32,7 +32,7 @@ BATCH_SIZES = (1, 3)
 class Agreement:
     """How far the file's output is from torch's, over everything that was compared. Stored in model.json."""
 
-    pictures: int
+    images: int
     trials: int  # one image, in one batch, with one setting of the intervention inputs
     probabilities: float  # the largest difference, given the same sight
     sight: float  # the largest fraction of an image's sight that differs
@@ -45,7 +45,7 @@ class Agreement:
         many = len(self.settings) > 1
         tried = f"{len(self.settings)} settings of the intervention inputs" if many else "several batch sizes"
         return (
-            f"Checked against torch on {self.pictures} images with {tried}: same class in {self.trials:,} of "
+            f"Checked against torch on {self.images} images with {tried}: same class in {self.trials:,} of "
             f"{self.trials:,} cases, maximal difference {self.probabilities:.1e} in probabilities (tolerance "
             f"{self.tolerance:g}) and {self.sight:.2%} of an image in sight."
         )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 2 << 30  # limit of one protocol buffer file
 DESCRIPTIONS = {
-    "images": "RGB images in [0, 1], resized and cropped as `picture` says; normalised inside the graph",
+    "images": "RGB images in [0, 1], resized and cropped as `input` says; normalised inside the graph",
     "mask": "True for visible pixels, in the size of the images",
     "parts_kept": "part removal: False removes a part, its patches become background",
     "parts_forced": "True keeps a part wherever it is more likely than the other parts, whatever the background",
@@ -183,7 +183,7 @@ def model_facts(
         "method": model.run.facts["method"],
         "blind": bool(graph.sight_outputs) and model.method.blind,
         "classes": list(model.classes),
-        "picture": input_facts(model.expects),
+        "input": input_facts(model.expects),
         "inputs": inputs,
         "outputs": {tensor.name: describe_tensor(tensor) for tensor in proto.graph.output},
         "parts": names,
@@ -214,7 +214,7 @@ def describe_tensor(value: Any) -> dict[str, Any]:
 def onnx_metadata(facts: dict[str, Any]) -> dict[str, str]:
     """Metadata of the ONNX file: all facts as JSON under one key, and those that other programs may look for alone."""
     common = {"classes": facts["classes"], "parts": facts["parts"]}
-    common |= {name: facts["picture"][name] for name in ("size", "mean", "std")}
+    common |= {name: facts["input"][name] for name in ("size", "mean", "std")}
     return {name: json.dumps(value, ensure_ascii=False) for name, value in ({"sightline": facts} | common).items()}
 
 

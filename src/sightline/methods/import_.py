@@ -23,7 +23,7 @@ from .ifam import IFam
 from .pdiscoformer import PDiscoFormer
 
 PROTOTYPES = "fc_landmarks.weight"  # in every such file, and in no plain backbone
-OFFICIAL = {  # names in the published files of PDiscoFormer and, under `stage_1.`, of iFAM
+PUBLISHED_NAMES = {  # names in the published files of PDiscoFormer and, under `stage_1.`, of iFAM
     PROTOTYPES: "prototypes",
     "modulation.weight": "modulation.weight",
     "modulation.bias": "modulation.bias",
@@ -45,7 +45,7 @@ def load_published(
             f"`sightline train METHOD DATA --backbone {path}`"
         )
     two_stages = any("stage_1." in name for name in names)
-    where = load_official(path, prefix="stage_1." if two_stages else "", like=like, config=config)
+    where = load_stage1(path, prefix="stage_1." if two_stages else "", like=like, config=config)
     settings = Ifam if two_stages else Pdiscoformer
     part_settings = PartSettings.of(settings(Path(), preset=preset))  # ty: ignore[invalid-argument-type]
     if not two_stages:
@@ -91,16 +91,16 @@ def import_published(command: Import) -> Path:
     return run.folder
 
 
-def split_official_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def split_published_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Published tensors of stage 1 -> those of its ViT, and all others under our names."""
     named = dict(tensors)
-    others = {ours: named.pop(theirs).float() for theirs, ours in OFFICIAL.items() if theirs in named}
+    others = {ours: named.pop(theirs).float() for theirs, ours in PUBLISHED_NAMES.items() if theirs in named}
     if "prototypes" in others:
         others["prototypes"] = others["prototypes"].flatten(1)  # theirs is the weight of a convolution
     return to_our_names(named), others
 
 
-def load_official(
+def load_stage1(
     path: str | Path, *, prefix: str = "", like: str | None = None, config: ViTConfig | None = None
 ) -> PartDiscovery:
     """A published PDiscoFormer or, with `prefix="stage_1."`, stage 1 of a published iFAM, in evaluation mode.
@@ -110,10 +110,10 @@ def load_official(
     path = find_weights_file(str(path))
     tensors, metadata = read_tensors(path)
     tensors = {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
-    backbone, others = split_official_tensors(
+    backbone, others = split_published_tensors(
         {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
     )
-    missing = sorted(theirs for theirs, ours in OFFICIAL.items() if ours not in others)
+    missing = sorted(theirs for theirs, ours in PUBLISHED_NAMES.items() if ours not in others)
     if missing:
         raise UserError(f"{path}: no part discovery under {prefix!r}: it lacks {', '.join(missing)}")
     if config is None:

@@ -24,8 +24,8 @@ import json, numpy, onnxruntime
 from PIL import Image, ImageOps
 facts = json.load(open("model.json"))
 session = onnxruntime.InferenceSession("model.onnx")
-(height, width), crop = facts["picture"]["size"], facts["picture"]["crop"]
-image = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("RGB")
+(height, width), crop = facts["input"]["size"], facts["input"]["crop"]
+image = ImageOps.exif_transpose(Image.open("image.jpg")).convert("RGB")
 scale = max(int(height / crop) / image.height, int(width / crop) / image.width)
 resized = max(width, round(image.width * scale)), max(height, round(image.height * scale))
 left, top = round((resized[0] - width) / 2), round((resized[1] - height) / 2)
@@ -197,7 +197,7 @@ def describe_proof(certificate: Certificate | None, checked_on: str) -> str:
             n = row["n"]
             lines.append(
                 f"- {kind}: the sight changed in {row['sight_changed']} of {n} images, the prediction in "
-                f"{row['answer_changed']}"
+                f"{row['prediction_changed']}"
             )
     return "\n".join(lines)
 

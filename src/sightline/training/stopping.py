@@ -40,8 +40,8 @@ class StopRequest:
         if self.alone:
             return self.requested.is_set()
         passed = time.monotonic() - self.began if self.accelerator.is_main_process else 0.0
-        told = torch.tensor([float(self.requested.is_set()), passed], device=self.accelerator.device)
-        asked, passed = self.accelerator.reduce(told, "sum").tolist()
+        known = torch.tensor([float(self.requested.is_set()), passed], device=self.accelerator.device)
+        asked, passed = self.accelerator.reduce(known, "sum").tolist()
         wanted = math.ceil(self.steps * SECONDS / max(passed, 1e-6))
         self.next = max(1, min(2 * self.steps, wanted)) if self.steps else 1
         self.began, self.steps = time.monotonic(), 0

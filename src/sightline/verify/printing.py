@@ -27,7 +27,7 @@ def print_certificate(certificate: Certificate) -> None:
         for kind, row in certificate.end_to_end["redrawn_with"].items():
             rates = [
                 "{:.0%} [{:.0%}, {:.0%}]".format(row[rate] / row["n"], *row[f"{rate}_interval"])
-                for rate in ("answer_changed", "sight_changed")
+                for rate in ("prediction_changed", "sight_changed")
             ]
             table.add_row(kind, str(row["n"]), *rates, f"{row['sight_iou']:.2f}")
         console.print(table)

@@ -105,7 +105,7 @@ class Proof:
         self.images, self.coverage = 0, 0.0
         self.batch_shapes: set[tuple[int, ...]] = set()
         self.kernels: set[str] = set()
-        self.answers_in: set[str] = set()
+        self.predictions_in: set[str] = set()
         self.tried: dict[tuple[str, str], RedrawResult] = {}
         self.largest_gradient: float | None = None
         self.control = {"trials": 0, "changed": 0}
@@ -124,7 +124,7 @@ class Proof:
         if tuple(images.shape) not in self.batch_shapes:
             self.kernels.update(attention_kernels(lambda: self.method.judge(images, sight)))
         self.batch_shapes.add(tuple(images.shape))
-        self.answers_in.add(dtype_name(before.logits.dtype))
+        self.predictions_in.add(dtype_name(before.logits.dtype))
         self.compared = "logits" if before.tokens is None else "logits and kept tokens"
         if not before.logits.isfinite().all():
             self.refusals.append("the logits are not finite")
@@ -201,9 +201,11 @@ class Proof:
         for kind, redrawn in plausible_redraws(images, ~visible, self.generator):
             new_sight = method.look(redrawn)
             now, new_labels = new_sight.visible(size), method.judge(redrawn, new_sight).labels
-            row = self.end_to_end.setdefault(kind, {"n": 0, "answer_changed": 0, "sight_changed": 0, "sight_iou": 0.0})
+            row = self.end_to_end.setdefault(
+                kind, {"n": 0, "prediction_changed": 0, "sight_changed": 0, "sight_iou": 0.0}
+            )
             row["n"] += len(images)
-            row["answer_changed"] += int((new_labels != labels).sum())
+            row["prediction_changed"] += int((new_labels != labels).sum())
             row["sight_changed"] += int((now != visible).flatten(1).any(dim=1).sum())
             union = (now | visible).flatten(1).sum(dim=1)
             row["sight_iou"] += torch.where(union > 0, (now & visible).flatten(1).sum(dim=1) / union, 1.0).sum().item()
@@ -255,7 +257,7 @@ class Proof:
         for kind, row in self.end_to_end.items():
             n = row["n"]
             rows[kind] = row | {"sight_iou": row["sight_iou"] / n}
-            for rate in ("answer_changed", "sight_changed"):
+            for rate in ("prediction_changed", "sight_changed"):
                 rows[kind][f"{rate}_interval"] = [round(bound, 4) for bound in wilson(row[rate], n)]
         return {"note": "the selector sees the whole image; intervals: Wilson, 95 %", "redrawn_with": rows}
 
@@ -272,7 +274,7 @@ class Proof:
             "batch_shapes": [list(shape) for shape in sorted(self.batch_shapes)],
             "images_in": dtype_name(images.dtype),
             "weights_in": sorted({dtype_name(p.dtype) for p in parameters}),
-            "answers_in": sorted(self.answers_in),
+            "predictions_in": sorted(self.predictions_in),
             "autocast": dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
             "device": torch.cuda.get_device_name(images.device) if device == "cuda" else device,
             "attention_kernels": sorted(self.kernels) or ["none: attention is computed in another way"],
