@@ -50,7 +50,7 @@ from .training.distributed import deterministic, make_accelerator, shard_paramet
 from .training.progress import Progress, Speed, now
 from .training.run_folder import RESUME, Run, begin_run, digests_of, read_run, run_ending
 from .training.schedule import base_lr, cosine_decay, make_optimizer, set_learning_rate, update_ema, warmup_factor
-from .training.state import LoopPosition, TrainState
+from .training.state import LoopPosition, TrainState, own_sum
 from .training.stopping import stopping_between_steps
 from .training.trackers import epoch_logger
 from .training.trainable import StepInfo, Trainable, TrainBatch, TrainContext
@@ -224,7 +224,8 @@ def validate(state: TrainState) -> dict[str, Any]:
     epoch, main = position.epoch + 1, context.accelerator.is_main_process
     lr = base_lr(config, state.batches)
     lr *= cosine_decay(position.epoch, config.epochs) * warmup_factor(epoch, config.warmup)
-    losses = {name: total / max(1, position.step) for name, total in position.summed(context.accelerator).items()}
+    sums = position.by_process(context.accelerator)
+    losses = {name: sum(values) / max(1, position.step) for name, values in sums.items()}
     check_divergence(losses, state)
     candidate = (undivided(state) if state.ema is None else state.ema).eval()
     # Not compiled: batches that hide different numbers of patches would be compiled again and again.
@@ -292,8 +293,8 @@ def compile_blocks(model: nn.Module) -> None:
 def save(state: TrainState) -> None:
     """Save the training state, unless the loss has diverged. All processes must call this."""
     accelerator = state.context.accelerator
-    sums = state.position.summed(accelerator)
-    check_divergence(sums, state)
+    sums = state.position.by_process(accelerator)
+    check_divergence({name: sum(values) for name, values in sums.items()}, state)
     save_best(state)
     if accelerator.is_main_process or state.config.fsdp:
         tensors = pack(state.model, getattr(state.optimizer, "optimizer", state.optimizer), state.ema)
@@ -322,8 +323,8 @@ def resume_state(
         tensors, facts = load_tensors(run.last)
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         unpack_weights(tensors, model, ema)
-        # The stored sums are over all processes; the main process continues them.
-        facts["sums"] = {name: torch.tensor(value * main, device=device) for name, value in facts["sums"].items()}
+        sums = {name: own_sum(value, accelerator) for name, value in facts["sums"].items()}
+        facts["sums"] = {name: torch.tensor(value, device=device) for name, value in sums.items()}
         position = LoopPosition(**facts)
     if main:
         run.cut_log(position.epoch)

@@ -18,7 +18,7 @@ from .stopping import StopRequest
 from .trackers import LogLine
 from .trainable import Trainable, TrainContext
 
-NOT_STORED = ("sums", "unsaved")  # of the position; the sums are stored summed over the processes
+NOT_STORED = ("sums", "unsaved")  # of the position; the sums of all processes are stored
 
 
 @dataclass
@@ -33,16 +33,25 @@ class LoopPosition:
     finished: bool = False
     unsaved: dict[str, Tensor] = field(default_factory=dict)  # best weights, on the main process, until they are saved
 
-    def stored(self, sums: dict[str, float]) -> dict[str, Any]:
+    def stored(self, sums: dict[str, list[float]]) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in NOT_STORED} | {"sums": sums}
 
-    def summed(self, accelerator: Accelerator) -> dict[str, float]:
-        """The losses of the epoch so far, summed over steps and processes."""
+    def by_process(self, accelerator: Accelerator) -> dict[str, list[float]]:
+        """The losses of the epoch so far, summed over steps, of every process."""
         if not self.sums:
             return {}
         names = sorted(self.sums)
-        sums = torch.stack([self.sums[name].float() for name in names])
-        return dict(zip(names, accelerator.reduce(sums, "sum").tolist(), strict=True))
+        sums = accelerator.gather(torch.stack([self.sums[name].float() for name in names])[None])
+        return dict(zip(names, sums.T.tolist(), strict=True))
+
+
+def own_sum(stored: list[float] | float, accelerator: Accelerator) -> float:
+    """What this process continues: its own sum, so that numbers are added in the same order as without the
+    interruption; with another number of processes, the main one continues the sum of all."""
+    sums = stored if isinstance(stored, list) else [stored]  # one number: as checkpoints held it before
+    if len(sums) == accelerator.num_processes:
+        return sums[accelerator.process_index]
+    return sum(sums) * accelerator.is_main_process
 
 
 @dataclass(frozen=True)
