@@ -89,6 +89,7 @@ def test_patience_is_remembered_by_a_resumed_run(toy, tmp_path):
 
 def saves_of(timer: CheckpointTimer, steps: int, epoch: int, monkeypatch, seconds: float = 1.0) -> list[int]:
     """The steps, of this many seconds, after which a checkpoint is saved; an epoch ends after every `epoch` steps."""
+    timer.began = 1000.0  # of a whole number, sums of seconds are exact
     now, saves = [timer.began], []
     monkeypatch.setattr("sightline.training.checkpoint.time.monotonic", lambda: now[0])
     for step in range(1, steps + 1):
@@ -107,19 +108,10 @@ def test_checkpoints_are_saved_at_the_interval(monkeypatch):
 def test_a_finished_epoch_waits_no_longer_than_20_seconds(monkeypatch, processes):
     monkeypatch.setattr("sightline.training.checkpoint.broadcast_object_list", lambda objects: objects)
     accelerator = SimpleNamespace(num_processes=processes)
-    assert saves_of(CheckpointTimer(10, accelerator), 100, 4, monkeypatch) == [
-        20,
-        40,
-        60,
-        80,
-        100,
-    ]  # after the fifth epoch
+    after_the_fifth_epoch = [20, 40, 60, 80, 100]
+    assert saves_of(CheckpointTimer(10, accelerator), 100, 4, monkeypatch) == after_the_fifth_epoch
     assert saves_of(CheckpointTimer(10, accelerator), 70, 15, monkeypatch) == [20, 40, 60]  # in the next
-    assert saves_of(CheckpointTimer(10, accelerator), 100, 30, monkeypatch) == [
-        30,
-        60,
-        90,
-    ]  # long epochs at once
+    assert saves_of(CheckpointTimer(10, accelerator), 100, 30, monkeypatch) == [30, 60, 90]  # long epochs at once
     assert saves_of(CheckpointTimer(0.1, accelerator), 20, 8, monkeypatch) == [6, 12, 18]  # as often as asked for
     assert saves_of(CheckpointTimer(0, accelerator), 5, 2, monkeypatch) == [1, 2, 3, 4, 5]
 
