@@ -72,7 +72,7 @@ def pixel_overlap(run: Path, seed: int) -> float | None:
     if method.needs_masks or method.sees_everything:
         return None
     number = torch.arange(LOOKED_AT)
-    toy = demo.further_images(LOOKED_AT, seed + 7, labels=number % 2, backgrounds=number // 2 % 2)
+    toy = demo.further_images(seed + 7, number % 2, number // 2 % 2)
     overlaps = []
     for images, masks in zip(toy.images.split(CHUNK), toy.masks.split(CHUNK), strict=True):
         sight = method.look(images.float() / 255)

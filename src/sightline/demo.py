@@ -85,9 +85,11 @@ def draw_images(folder: Path, seed: int) -> Path:
     return write_toy(folder, **IMAGES, size=SIDE, displacement=DISPLACEMENT, seed=seed, workers=2)
 
 
-def further_images(count: int, seed: int, **given: torch.Tensor) -> ToyImages:
+def further_images(seed: int, labels: torch.Tensor, backgrounds: torch.Tensor) -> ToyImages:
     """Images like those of the dataset, which are not in it."""
-    return make_toy(count, size=SIDE, displacement=DISPLACEMENT, seed=seed, **given)
+    return make_toy(
+        len(labels), size=SIDE, displacement=DISPLACEMENT, seed=seed, labels=labels, backgrounds=backgrounds
+    )
 
 
 def configured(command: Demo, data: Path, kind: type[Train], folder: str, settings: dict) -> Train:
@@ -114,7 +116,7 @@ def draw_data(command: Demo) -> None:
         ("in training, nine of ten: storks on meadows, ducks on water", labels),
         ("in half of the test: the background misleads", 1 - labels),
     ):
-        toy = further_images(SHOWN, command.seed + 9, labels=labels, backgrounds=backgrounds)
+        toy = further_images(command.seed + 9, labels, backgrounds)
         rows[caption] = toy.images.float() / 255
     save_image(command.out / "data.png", image_grid(rows))
 
@@ -126,7 +128,7 @@ def prove(command: Demo) -> dict[str, str]:
     """The verdicts of the methods that hide something, and of late masking, which sees everything first; also draws
     what each of them sees."""
     number = torch.arange(16)
-    toy = further_images(16, command.seed + 7, labels=number % 2, backgrounds=number // 2 % 2)
+    toy = further_images(command.seed + 7, number % 2, number // 2 % 2)
     images = toy.images.float() / 255
     verdicts, shown = {}, {"images": images}
     captions = {
