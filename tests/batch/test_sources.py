@@ -101,7 +101,9 @@ def test_what_cannot_be_read_is_one_clear_line(tmp_path):
     pq.write_table(pa.table({"picture": ["a"]}), tmp_path / "other.parquet")
     pq.write_table(pa.table({"image": np.arange(3)}), tmp_path / "numbers.parquet")
     write_tar(tmp_path / "empty.tar", {})
+    (tmp_path / "list.xlsx").write_bytes(b"x")
     for given, message in (
+        ("list.xlsx", "unknown extension .xlsx; use an image"),
         ("broken.tar", "not an uncompressed tar file"),
         ("empty.tar", "no images in this tar file"),
         ("broken.parquet", "not a Parquet file"),

@@ -138,6 +138,11 @@ WRONG = [
     ("toy OUT --correlation 2", "--correlation 2.0: must lie between 0 and 1"),
     ("predict RUN IMAGE --batch -5", "--batch -5: must be at least 1"),
     ("evaluate RUN --workers -1", "--workers -1: must not be negative"),
+    (
+        "train erm DATA --cache s3://bucket/cache",
+        "--cache s3:/bucket/cache: a URL, but it must be on a disk; `predict` "
+        "and `embed` take URLs as RUN, INPUT and --out",
+    ),
     ("strips RUN --quantiles nan", "--quantiles nan: must be a finite number"),
 ]
 

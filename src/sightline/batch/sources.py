@@ -67,6 +67,10 @@ def items_of(given: str) -> list[Item]:
     path = Path(given).expanduser()
     if path.is_dir() and not (path / "rows.csv").is_file() and (shards := shards_in(path)):
         return [item for shard in shards for item in items_of(str(shard))]
+    if path.is_file() and suffix and suffix != ".csv" and not is_image(str(path)):
+        raise UserError(
+            f"{path}: unknown extension {suffix}; use an image, a .csv or .parquet table, a .tar shard, or a folder"
+        )
     return [local_item(path) for path in find_images([path])]
 
 

@@ -12,6 +12,7 @@ refused with the same words.
 from __future__ import annotations
 
 import math
+import re
 import types
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -66,6 +67,9 @@ Fraction = Annotated[float, Within(0, 1)]
 InnerFraction = Annotated[float, Within(0, 1, open_low=True, open_high=True)]  # 0 and 1 would mean nothing
 PositiveFraction = Annotated[float, Within(0, 1, open_low=True)]
 HalfOpen = Annotated[float, Within(0, 1, open_high=True)]  # a probability or decay that must not reach 1
+
+
+URL = re.compile(r"[a-zA-Z][\w+.-]+:/")  # of which a Path drops one of the two slashes
 
 
 class Checked:
@@ -137,7 +141,7 @@ def misfit(value: Any, hint: Any) -> str | None:
     if hint is float:
         return number_misfit(value)
     if hint is Path:
-        return None if isinstance(value, str | PathLike) else "must be a path"
+        return path_misfit(value)
     if hint is None or hint is type(None):
         return None if value is None else "must be None"
     return None if isinstance(value, hint) else f"must be {an(hint.__name__)}"
@@ -158,6 +162,14 @@ def tuple_misfit(value: Any, inner: tuple[Any, ...]) -> str | None:
     if len(value) != len(inner):
         return f"must be {len(inner)} values"
     return next((p for one, hint in zip(value, inner, strict=True) if (p := misfit(one, hint))), None)
+
+
+def path_misfit(value: Any) -> str | None:
+    if not isinstance(value, str | PathLike):
+        return "must be a path"
+    if URL.match(str(value)):
+        return "a URL, but it must be on a disk; `predict` and `embed` take URLs as RUN, INPUT and --out"
+    return None
 
 
 def number_misfit(value: Any) -> str | None:
