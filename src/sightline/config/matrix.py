@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 from .flags import SOFTWARE, Writes
 from .limits import Checked, Count, NotNegative, PositiveFraction, Processes, Seed, Side
 
+TABLE = {"matrix.json": ("wheres", "whats"), "cells.jsonl": ('{"where":',)}
 FIGURES = {"matrix.png": (SOFTWARE,), "scaling.png": (SOFTWARE,)}
 
 
@@ -33,7 +34,7 @@ class Matrix(Checked):
     crop-zero-shot:CLIP, fine-tune:BACKBONE (all weights, the rest hidden)."""
     collect: bool = False
     """Compute nothing: tabulate the finished cells in --out, those of --where and --what first."""
-    out: Annotated[Path | None, Writes({"matrix.json": ("wheres", "whats")} | FIGURES)] = None
+    out: Annotated[Path | None, Writes(TABLE | FIGURES)] = None
     """Folder for the table, the figure, and the predictions of every cell. Default: runs/DATA-matrix."""
     layout: str | None = None
     """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, imagenet9:mixed_rand, ...)."""
