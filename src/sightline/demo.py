@@ -42,7 +42,7 @@ BRIEF = {"epochs": 3, "batch": 64, "lr": 3e-4}  # of fine-tuning
 CROPS = {"crop_size": ("0.3",), "crop_count": (2,), "heads": ("0",)}
 # iFAM as `sightline train ifam` has it, except for the optimisation, which is that of a small ViT that trains for two
 # minutes, and for what so small birds need: thin legs and beaks are lost with the default threshold of 0.5.
-PARTS = {"epochs": 8, "batch": 64, "lr": 3e-4, "head_lr_factor": 10.0, "ema": None, "balance": "none"}
+PARTS = {"epochs": 6, "batch": 64, "lr": 3e-4, "head_lr_factor": 10.0, "ema": None, "balance": "none"}
 PARTS |= {"pixel_threshold": 0.4, "mask_dropout": 0.0}
 PIXELS = {"sight": "pixels", "patch_threshold": 0.1}
 METHODS: dict[str, tuple[type[Train], str, str, dict]] = {  # by folder: configuration, name, what it does, settings
