@@ -1,13 +1,17 @@
 """Batch predictions on this machine: `python benchmarks/batch.py [--images N] [--out FILE]`.
 
-Toy images in a tar file are predicted locally and with Ray, with 1, 2 and 4 workers, and once more with each engine
-while a process is killed twice on the way; the files must be equal. Throughput is between the first and the last part,
-so without start-up, and as a share of the model's own limit: what one process does with batches that are there already.
+Images that all differ, in tar shards, are predicted with the local engine and with Ray: undisturbed; with the command
+killed (-9) twice on the way and started again; with Ray also with two workers killed. Every row is compared. A smaller
+part of the collection gives the curve over 1, 2 and 4 workers.
+
+Throughput is between the first and the last part, so without start-up, and as a share of the model's own limit: what
+one process does with batches that are there already, measured before and after each run.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import os
@@ -15,166 +19,291 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import threading
 import time
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
+from PIL import Image
 
 import sightline
+from sightline.batch.parts import read_tables
 from sightline.batch.scoring import Scorer
+from sightline.batch.sources import list_items, read_item
 from sightline.config import Erm, Predict
 from sightline.datasets.toy import write_toy
 
-SIDE, DISTINCT, CHUNK, BATCH = 64, 64, 64, 32
+SHARDS, CHUNK, BATCH = 10, 500, 50
+CHECKED = 200  # images that are also predicted one by one
+WORKERS = (1, 2, 4)
 
 
-def make_collection(folder: Path, count: int) -> tuple[Path, Path]:
-    """A run of the embedded backbone, and a tar file of `count` images from a few distinct files."""
-    toy = write_toy(folder / "toy", train=DISTINCT, val=32, test=DISTINCT, size=SIDE)
-    settings = {"backbone": "sightline-nano", "size": SIDE, "epochs": 1, "batch": 32, "workers": 0, "device": "cpu"}
-    config = Erm(data=toy, out=folder / "run", **settings)
-    run = sightline.train(config)
-    contents = [path.read_bytes() for path in sorted((toy / "test").rglob("*.png"))]
-    with tarfile.open(folder / "images.tar", "w") as archive:
-        for i in range(count):
-            content = contents[i % len(contents)]
-            info = tarfile.TarInfo(f"{i:08d}.png")
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return run, folder / "images.tar"
+# ---- the collection --------------------------------------------------------------------------------------------------
 
 
-def model_limit(run: Path, rounds: int = 12) -> float:
-    """Images per second of one process with batches that are there already; the median of the rounds."""
-    score = Scorer(sightline.load(run))
-    images = torch.randint(0, 256, (BATCH, 3, SIDE, SIDE), dtype=torch.uint8)
-    rates = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        score(images)
-        rates.append(BATCH / (time.perf_counter() - began))
-    return sorted(rates)[rounds // 2]
+def make_collection(folder: Path, count: int, side: int) -> tuple[Path, list[Path], int]:
+    """A run of the embedded backbone, `count` images in tar shards, and how many of their contents are distinct."""
+    toy = write_toy(folder / "toy", train=64, val=32, test=64, size=side)
+    settings = {"backbone": "sightline-nano", "size": side, "epochs": 1, "batch": 32, "workers": 0, "device": "cpu"}
+    run = sightline.train(Erm(data=toy, out=folder / "run", **settings))
+    bases = [np.asarray(Image.open(path).convert("RGB")) for path in sorted((toy / "test").rglob("*.png"))]
+    digests, shards = set(), []
+    for number in range(SHARDS):
+        shards.append(folder / f"images-{number:03d}.tar")
+        with tarfile.open(shards[-1], "w") as archive:
+            for i in range(number * count // SHARDS, (number + 1) * count // SHARDS):
+                content = distinct_image(bases, i)
+                digests.add(hashlib.sha256(content).digest())
+                info = tarfile.TarInfo(f"{i:08d}.png")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    return run, shards, len(digests)
+
+
+def distinct_image(bases: list[np.ndarray], number: int) -> bytes:
+    """A toy image moved and brightened, with its number in the lowest bits of the first pixels."""
+    side = len(bases[0])
+    moved = np.roll(bases[number % len(bases)], (number // len(bases) % side, number // 7 % side), (0, 1))
+    pixels = np.minimum(moved.astype(np.int64) + number % 31, 255).astype(np.uint8)
+    bits = np.unpackbits(np.array([number], ">u4").view(np.uint8))
+    pixels[0, : len(bits), 0] = pixels[0, : len(bits), 0] & 254 | bits
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "png", compress_level=1)
+    return buffer.getvalue()
+
+
+# ---- what is measured ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Limit:
+    """Images per second of one process with batches that are there already; the median of some rounds."""
+
+    score: Scorer
+    rounds: int = 20
+    measured: list[float] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        images = torch.randint(0, 256, (BATCH, 3, *self.score.model.expects.size), dtype=torch.uint8)
+        rates = []
+        for _ in range(self.rounds):
+            began = time.perf_counter()
+            self.score(images)
+            rates.append(BATCH / (time.perf_counter() - began))
+        self.measured.append(sorted(rates)[self.rounds // 2])
+        return self.measured[-1]
+
+
+def parts_in(out: Path) -> list[Path]:
+    return list(out.glob("part-*.parquet"))
 
 
 def steady_rate(out: Path) -> float:
     """Images per second between the first and the last part."""
-    times = sorted(path.stat().st_mtime for path in out.glob("part-*.parquet"))
+    times = sorted(path.stat().st_mtime for path in parts_in(out))
     return (len(times) - 1) * CHUNK / (times[-1] - times[0])
 
 
-def as_command(command: Predict) -> list[str]:
-    flags = {name: getattr(command, name) for name in ("out", "chunk", "batch", "workers", "device", "engine")}
-    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    return [sys.executable, "-m", "sightline", "predict", str(command.run), *map(str, command.images), *words]
+def memory_of(processes: Iterable[psutil.Process]) -> list[float]:
+    """MiB of each: memory that several share is divided among them."""
+    found = []
+    for process in processes:
+        try:
+            found.append(process.memory_full_info().pss / 2**20)
+        except psutil.Error:  # it ended meanwhile
+            continue
+    return found
 
 
-def memory_of(process: subprocess.Popen, out: Path, parts: int) -> list[float]:
-    """MiB of the main process when a fifth of the parts are there, and when the last but one is."""
-    seen, marks = [], [parts // 5, parts - 2]
+Watch = Callable[[subprocess.Popen, int], object]  # given the command and the number of parts that are there
+
+
+def run_command(command: Predict, watch: Watch) -> int:
+    """The exit code of `sightline predict`; `watch` is called all the while."""
+    names = ("out", "chunk", "batch", "workers", "device", "engine")
+    flags = [word for name in names for word in (f"--{name}", str(getattr(command, name)))]
+    words = [sys.executable, "-m", "sightline", "predict", str(command.run), *map(str, command.images), *flags]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     while process.poll() is None:
-        if len(seen) < 2 and len(list(out.glob("part-*.parquet"))) >= marks[len(seen)]:
-            seen.append(round(psutil.Process(process.pid).memory_info().rss / 2**20, 1))
-        time.sleep(0.02)
-    return seen
+        watch(process, len(parts_in(Path(str(command.out)))))
+        time.sleep(0.1)
+    return process.returncode
 
 
-def local_curve(command: Predict, folder: Path, parts: int) -> list[dict[str, Any]]:
-    rows = []
-    for workers in (1, 2, 4):
-        out = folder / f"local-{workers}"
-        process = subprocess.Popen(as_command(replace(command, out=out, workers=workers)), stdout=subprocess.DEVNULL)
-        memory = memory_of(process, out, parts)
-        assert process.returncode == 0, "an undisturbed run succeeds"
-        rows.append({"workers": workers, "images_per_second": steady_rate(out), "memory_mib": memory})
-    return rows
+@dataclass
+class Memory:
+    """MiB over the run: of the command, and of its processes (with Ray, of the workers) together."""
+
+    parts: int
+    ray: bool
+    points: list[dict[str, float]] = field(default_factory=list)
+
+    def __call__(self, process: subprocess.Popen, done: int) -> None:
+        if not done or done < len(self.points) * self.parts / 20:
+            return
+        tree = ray_workers() if self.ray else psutil.Process(process.pid).children(recursive=True)
+        try:
+            main = psutil.Process(process.pid).memory_info().rss / 2**20
+        except psutil.Error:
+            return
+        point = {"parts": done, "command": round(main), "workers": round(sum(memory_of(tree)))}
+        self.points.append(point)
 
 
-def killed_local(command: Predict, out: Path, parts: int) -> int:
-    """The main process is killed after a third and after two thirds of the parts; the same command goes on."""
-    kills = 0
-    for share in (1 / 3, 2 / 3):
-        process = subprocess.Popen(as_command(replace(command, out=out, workers=2)), stdout=subprocess.DEVNULL)
-        while len(list(out.glob("part-*.parquet"))) < share * parts:
-            assert process.poll() is None, "it was to be killed first"
-            time.sleep(0.01)
-        process.kill()
-        process.wait()
-        kills += 1
-    subprocess.run(as_command(replace(command, out=out, workers=2)), check=True, stdout=subprocess.DEVNULL)
-    return kills
+def undisturbed(command: Predict, limit: Limit, parts: int) -> dict[str, Any]:
+    memory, before = Memory(parts, command.engine == "ray"), limit()
+    began = time.perf_counter()
+    code = run_command(command, memory)
+    seconds = time.perf_counter() - began
+    assert code == 0, "an undisturbed run succeeds"
+    rate, limits = steady_rate(Path(str(command.out))), (before, limit())
+    return {
+        "workers": command.workers, "images_per_second": rate, "limit_before_and_after": limits,
+        "share_of_limit": 2 * rate / sum(limits),
+        "share_of_limit_lowest_highest": [rate / max(limits), rate / min(limits)],
+        "seconds_with_start": round(seconds, 1), **({"memory_mib": memory.points} if parts >= 100 else {}),
+    }  # fmt: skip
 
 
-def kill_ray_workers(out: Path, parts: int, killed: list[int]) -> None:
-    for share in (1 / 3, 2 / 3):
-        while len(list(out.glob("part-*.parquet"))) < share * parts:
-            time.sleep(0.02)
-        for process in psutil.Process().children(recursive=True):
-            if process.pid not in killed and "MapWorker" in " ".join(process.cmdline()):
+# ---- killed on the way -----------------------------------------------------------------------------------------------
+
+
+def ray_workers() -> list[psutil.Process]:
+    """The copies of the model on the cluster that this process has started."""
+    return [one for one in psutil.Process().children(recursive=True) if "MapWorker" in " ".join(cmdline(one))]
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def killed_twice(command: Predict, parts: int, worker_shares: tuple[float, ...] = ()) -> dict[str, Any]:
+    """The command is killed after 1/3 and 2/3 of the parts, Ray's workers where asked for; then started again."""
+    out, events = Path(str(command.out)), []
+    shares = iter(worker_shares)
+    next_worker = next(shares, 2.0)
+    for share in (1 / 3, 2 / 3, 2.0):
+        written = {path.name: path.stat().st_mtime_ns for path in parts_in(out)}
+
+        def watch(process: subprocess.Popen, done: int, share: float = share) -> None:
+            nonlocal next_worker
+            if done >= share * parts:
                 process.kill()
-                killed.append(process.pid)
-                break
+                process.wait()
+                events.append({"killed": "command", "parts": done})
+            elif done >= next_worker * parts and (found := ray_workers()):
+                found[0].kill()
+                events.append({"killed": "worker", "parts": done})
+                next_worker = next(shares, 2.0)
+
+        code = run_command(command, watch)
+        assert (code == -9) == (share < 1), f"exit code {code}"
+        kept = [name for name, at in written.items() if (out / name).stat().st_mtime_ns == at]
+        assert len(kept) == len(written), "finished parts are not written again"
+    return {"workers": command.workers, "events": events, "starts": 3}
 
 
-def with_ray(command: Predict, folder: Path, parts: int, copies: tuple[int, ...]) -> dict[str, Any]:
-    import ray
+@dataclass(frozen=True)
+class Work:
+    """The collection, and a smaller one."""
 
-    ray.init(num_cpus=max(2, *copies), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    rows, killed = [], []
-    for workers in copies:
-        out = folder / f"ray-{workers}"
-        sightline.predict(replace(command, out=out, engine="ray", workers=workers))
-        rows.append({"workers": workers, "images_per_second": steady_rate(out)})
-    out = folder / "ray-killed"
-    threading.Thread(target=kill_ray_workers, args=(out, parts, killed), daemon=True).start()
-    sightline.predict(replace(command, out=out, engine="ray", workers=2))
-    ray.shutdown()
-    return {"curve": rows, "killed": len(killed)}
+    whole: Predict
+    few: Predict
+    folder: Path
+    limit: Limit
+
+    def measure(self, engine: str, parts: int, few_parts: int) -> dict[str, Any]:
+        whole = replace(self.whole, engine=engine, workers=2)
+        one = undisturbed(replace(whole, out=self.folder / f"{engine}-2"), self.limit, parts)
+        shares = (1 / 5, 1 / 2) if engine == "ray" else ()
+        killed = killed_twice(replace(whole, out=self.folder / f"{engine}-killed"), parts, shares)
+        curve = []
+        for workers in WORKERS:
+            out = self.folder / f"few-{engine}-{workers}"
+            curve.append(undisturbed(replace(self.few, engine=engine, workers=workers, out=out), self.limit, few_parts))
+        return {"undisturbed": one, "killed": killed, "curve": curve}
+
+
+# ---- what must be equal ----------------------------------------------------------------------------------------------
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def names_in(shard: Path) -> list[str]:
+    with tarfile.open(shard) as archive:
+        return archive.getnames()
+
+
+def compare(work: Work, shards: list[Path]) -> dict[str, Any]:
+    """Files byte by byte, and the rows against the names in the shards and against single predictions."""
+    equal = {}
+    for kind in ("few-", "local", "ray"):
+        first, *others = sorted(path for path in work.folder.iterdir() if path.name.startswith(kind))
+        if kind != "few-":
+            first, others = work.folder / "local-2", [one for one in (first, *others) if one.name != "local-2"]
+        reference = contents(first)
+        equal |= {f"{first.name} = {other.name}": contents(other) == reference for other in others}
+    rows = [row for table in read_tables(str(work.folder / "ray-killed")) for row in table.to_pylist()]
+    names = [f"{shard}/{name}" for shard in shards for name in names_in(shard)]
+    model, items = sightline.load(work.whole.run), list_items(shards)
+    differences = []
+    for i in range(0, len(rows), max(1, len(rows) // CHECKED)):
+        single = model.predict(read_item(items[i]))
+        differences.append(float(np.abs(single.probabilities[0].numpy() - rows[i]["probabilities"]).max()))
+    return {
+        "files": equal,
+        "rows": len(rows),
+        "distinct_images_in_rows": len({row["image"] for row in rows}),
+        "rows_are_the_members_of_the_shards_in_order": [row["image"] for row in rows] == names,
+        "rows_with_an_error": sum(row["error"] is not None for row in rows),
+        "predicted_one_by_one": len(differences),
+        "largest_difference_of_a_probability": max(differences),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=100_000, help="images; a multiple of 64")
-    parser.add_argument("--copies", type=int, nargs="*", default=[1, 2, 4], help="copies of the model with Ray")
-    parser.add_argument("--folder", type=Path, default=Path("runs/batch"), help="is emptied first")
+    parser.add_argument("--images", type=int, default=100_000, help=f"images; a multiple of {SHARDS * CHUNK:,}")
+    parser.add_argument("--side", type=int, default=32, help="of the images, in pixels")
+    parser.add_argument("--folder", type=Path, default=Path("runs/batch"), help="is emptied first, and removed")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "batch_cpu.json")
     options = parser.parse_args()
+    import ray
+
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (Ray's name); by default 15: behind all other work
     torch.set_num_threads(1)
-    shutil.rmtree(options.folder, ignore_errors=True)
-    run, images = make_collection(options.folder, options.images)
-    parts = options.images // CHUNK
-    command = Predict(run, (images,), chunk=CHUNK, batch=BATCH, device="cpu")
-    limits = [model_limit(run)]
-    local = local_curve(command, options.folder, parts)
-    kills = killed_local(command, options.folder / "local-killed", parts)
-    limits.append(model_limit(run))
-    ray = with_ray(command, options.folder, parts, tuple(options.copies))
-    limits.append(model_limit(run))
-    reference = contents(options.folder / "local-1")
-    others = [path for path in sorted(options.folder.iterdir()) if path.name.startswith(("local-", "ray-"))]
-    limit = sorted(limits)[1]
-    for row in (*local, *ray["curve"]):
-        row["share_of_limit"] = row["images_per_second"] / limit
+    folder = options.folder
+    shutil.rmtree(folder, ignore_errors=True)
+    run, shards, distinct = make_collection(folder, options.images, options.side)
+    limit = Limit(Scorer(sightline.load(run)))
+    settings: dict[str, Any] = {"chunk": CHUNK, "batch": BATCH, "device": "cpu"}
+    work = Work(Predict(run, tuple(shards), **settings), Predict(run, tuple(shards[:2]), **settings), folder, limit)
+    parts, few = options.images // CHUNK, 2 * options.images // SHARDS // CHUNK
+    engines = {"local": work.measure("local", parts, few)}
+    cluster = ray.init(num_cpus=max(WORKERS), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    os.environ["RAY_ADDRESS"] = cluster.address_info["gcs_address"]
+    engines["ray"] = work.measure("ray", parts, few)
+    ray.shutdown()
     result = {
-        "command": f"python benchmarks/batch.py --images {options.images}",
-        "images": options.images, "distinct_images": DISTINCT, "side": SIDE, "parts": parts,
+        "command": f"python benchmarks/batch.py --images {options.images} --side {options.side}",
+        "images": options.images, "distinct_contents": distinct, "side": options.side, "parts": parts,
+        "images_of_the_curve": few * CHUNK, "torch": torch.__version__, "ray_version": ray.__version__,
         "machine": {"cores": os.cpu_count(), "load_average": os.getloadavg(), "shared_with_other_work": True},
-        "model_limit_images_per_second": limits,
-        "local": {"curve": local, "main_process_killed": kills},
-        "ray": {"curve": ray["curve"], "workers_killed": ray["killed"]},
-        "files_equal": {path.name: contents(path) == reference for path in others},
+        "model_limit_images_per_second": limit.measured, **engines, "equal": compare(work, shards),
     }  # fmt: skip
-    assert all(result["files_equal"].values()), result["files_equal"]
     options.out.write_text(json.dumps(result, indent=1) + "\n")
+    assert all(result["equal"]["files"].values()), result["equal"]["files"]
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

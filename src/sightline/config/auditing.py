@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from .flags import SOFTWARE, Writes
-from .limits import Seed, Whole
+from .limits import Count, Seed, Whole
 from .measuring import Evaluate
 
 
@@ -17,6 +17,12 @@ class Audit(Evaluate):
 
     split: Literal["val", "test"] = "test"
     """Split to report on."""
+    sample_of: str | None = None
+    """In place of DATA, anything that `predict` reads, also at a URL, of which random images are copied into the run.
+    With labels: a column label (and group) of a .csv or .parquet table, .cls files in tar shards, or a folder per
+    class."""
+    sample: Count = 1000
+    """With --sample-of: number of images."""
     masks: str | None = None
     """Masks in place of those of the data: a folder of masks under the images' paths, or tokencut:BACKBONE,
     found:BACKBONE (unsupervised), u2net:FILE.onnx (supervised), computed once; the report names the source."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from ..batch.sample import draw_sample
 from ..config import Audit
 from ..console.terminal import bar
 from ..data.batches import Batch, Batches, TransformedBatches
@@ -93,6 +95,7 @@ def open_report(command: Audit) -> ReportContext:
     accelerator, model = open_model(command.run, command.device)
     if accelerator.num_processes > 1:
         raise UserError("`sightline audit` runs in one process: start it without a launcher")
+    command = sampled(command, model)
     dataset = evaluation_data(command, model.run)
     rows = match_classes(model, dataset.rows, dataset.path)
     indices = images_of_split(rows, command.split, dataset.path)
@@ -103,6 +106,17 @@ def open_report(command: Audit) -> ReportContext:
         announce_intervention(model.run.folder, intervention.description)
     rows, masks_from = with_replacement_masks(rows, indices, command, model, dataset, accelerator)
     return ReportContext(command, accelerator, model, parts, intervention, dataset, rows, masks_from)
+
+
+def sampled(command: Audit, model: Model) -> Audit:
+    """With --sample-of: the same of the folder with the sample, which is drawn here."""
+    if command.sample_of is None:
+        return command
+    if command.data is not None:
+        raise UserError(f"--sample-of {command.sample_of}: takes the place of DATA; leave one of them out")
+    folder = model.run.folder / "samples" / f"{Path(command.sample_of).stem}-{command.sample}-{command.seed}"
+    data = draw_sample(command.sample_of, model.classes, command.sample, command.seed, folder)
+    return replace(command, data=data, sample_of=None)
 
 
 @dataclass(eq=False)
