@@ -38,16 +38,20 @@ class Teacher:
         return self.vit(resized).feature_map
 
 
-@torch.no_grad()
 def start_by_clustering(where: PartDiscovery, teacher: Teacher, context: TrainContext) -> dict[str, Any]:
     """Let the selector learn the foreground of some training images; returns what run.json records of it."""
-    device, seed = context.accelerator.device, context.run.facts["seed"]
-    images = some_training_images(context, seed)
-    vit = teacher.vit.to(device).eval()
+    seed = context.run.facts["seed"]
+    return learn_selector(where, teacher, some_training_images(context, seed), seed)
+
+
+@torch.no_grad()
+def learn_selector(where: PartDiscovery, teacher: Teacher, images: Tensor, seed: int) -> dict[str, Any]:
+    """From images [N, 3, h, w] in [0, 1], on the device to use; returns facts about the foreground."""
+    vit = teacher.vit.to(images.device).eval()
     found = find_foreground(
         torch.cat([Teacher(vit, teacher.size).features(chunk) for chunk in images.split(CHUNK)]), images, seed=seed
     )
-    where.to(device).eval()
+    where.to(images.device).eval()
     features = torch.cat([where.vit(where.resize(chunk)).feature_map for chunk in images.split(CHUNK)])
     start = learn_foreground(features, found.masks, where.parts, seed=seed)
     where.start_from(start)
