@@ -14,10 +14,13 @@ import hashlib
 import json
 import math
 import re
+import socket
+import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor, nn
@@ -203,11 +206,26 @@ def _fetch(name: str, repository: str, file: str, revision: str | None) -> Path:
         errors.EntryNotFoundError: f"has no {file}",
     }  # subclasses first
     try:
-        return Path(hf_hub_download(repository, file, revision=revision))
+        return Path(hf_hub_download(repository, file, revision=revision, local_files_only=not hub_is_known()))
     except Exception as error:  # also disk full, interrupted transfer, invalid token: of several unrelated types
         other = f"could not be downloaded ({' '.join(str(error).split())[:200]})"
         message = next((text for kind, text in messages.items() if isinstance(error, kind)), other)
         raise UserError(f"{name}: {repository} on the Hugging Face hub {message}") from error
+
+
+def hub_is_known() -> bool:
+    """Whether the hub's name can be resolved: without a network this says so at once, the hub's library after half a
+    minute of attempts, each with a warning. A proxy resolves names itself."""
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT)
+    if urllib.request.getproxies() or host.hostname is None:
+        return True
+    try:
+        socket.getaddrinfo(host.hostname, host.port or 443)
+    except OSError:
+        return False
+    return True
 
 
 # ---- fitting ---------------------------------------------------------------------------------------------------------
