@@ -98,7 +98,7 @@ def test_a_saved_intervention_gives_the_same_in_predict(run, toy):
     viewer.save(intervention, {0: "head", 1: "  ", 2: "<legs>"})
     kept = json.loads((run / "intervention.json").read_text())
     assert kept["names"] == {"0": "head", "2": "<legs>"}
-    assert kept["facts"]["calibrated"]["pictures"] == 32
+    assert kept["facts"]["calibrated"]["images"] == 32
     code, out, err = typed("predict", run, image_file(toy), "--device", "cpu")
     assert (code, "without part 1" in err) == (0, True), err
     expected = [float(share) for share in out.splitlines()[1].split(",")[2:]]

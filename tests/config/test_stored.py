@@ -10,7 +10,7 @@ from typing import get_type_hints
 import pytest
 
 from sightline.config import Evaluate, Ifam, Matrix, Shaping
-from sightline.config.stored import FORMAT, RENAMED, renamed_keys, stored_config
+from sightline.config.stored import FORMAT, RENAMED, renamed_facts, renamed_keys, stored_config
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.evaluate import evaluate
@@ -108,6 +108,23 @@ def assert_same_predictions(run: Path) -> None:
     assert found.keys() == expected.keys()
     for image, probabilities in expected.items():
         assert found[image] == pytest.approx(probabilities, abs=1e-5)
+
+
+def test_keys_of_run_json_that_were_renamed_after_format_2():
+    old = {
+        "look_size": 48,
+        "pictures": 12,
+        "selection": {"metric": "auc", "pictures": {"a": 1}},
+        "data": {"pictures": 3},
+    }
+    new = {
+        "selector_size": 48,
+        "images": 12,
+        "selection": {"metric": "auc", "images": {"a": 1}},
+        "data": {"pictures": 3},
+    }
+    assert renamed_facts(old) == new
+    assert renamed_facts({"selection": None}) == {"selection": None}
 
 
 def test_a_run_of_format_1_loads_and_evaluates(old_home):

@@ -277,7 +277,7 @@ def test_a_run_from_when_shares_were_rounded_up_keeps_its_candidates(toy, tmp_pa
 
 def test_the_adapter_can_be_trained_on_few_images(toy, tmp_path):
     folder = train(config(toy, tmp_path / "run", train_images=12))
-    assert log_of(folder)["pictures"] == 12
+    assert log_of(folder)["images"] == 12
     assert np.isfinite(log_of(folder)["losses"]).all()
 
 

@@ -179,13 +179,13 @@ def test_a_run_records_which_images_it_used_and_uses_no_others(toy, tmp_path, ki
     selection, metrics = facts_of(folder)["selection"], json.loads((folder / "metrics.json").read_text())
     assert selection["on"] == metrics["selected_on"] == kind
     assert "group labels" in selection["metric"] == metrics["selected_by"]
-    images = {name: sum(groups.values()) for name, groups in selection["pictures"].items()}
+    images = {name: sum(groups.values()) for name, groups in selection["images"].items()}
     asked = facts_of(folder)["data"]["counts"][kind]
     assert images["fitted_to_choose"] + images["chosen_on"] == sum(asked.values())
     held = {name: max(1, n // (2 if kind == "val" else 5)) for name, n in asked.items()}
-    assert selection["pictures"]["chosen_on"] == held
-    last = asked if kind == "val" else selection["pictures"]["fitted_to_choose"]
-    assert selection["pictures"]["fitted_in_the_end"] == last
+    assert selection["images"]["chosen_on"] == held
+    last = asked if kind == "val" else selection["images"]["fitted_to_choose"]
+    assert selection["images"]["fitted_in_the_end"] == last
     assert selection["in_each_refit"] == f"{min(last.values())} of each group"
 
 
@@ -239,5 +239,5 @@ def test_small_groups_can_be_left_out(toy, tmp_path):
     counts = facts_of(train(Dfr(**settings(toy, tmp_path / "all", fit_on="train"))))["data"]["counts"]["train"]
     floor = min(counts.values()) + 1
     folder = train(Dfr(**settings(toy, tmp_path / "some", fit_on="train", min_group_size=floor)))
-    used = facts_of(folder)["selection"]["pictures"]["fitted_in_the_end"]
+    used = facts_of(folder)["selection"]["images"]["fitted_in_the_end"]
     assert set(used) == {name for name, n in counts.items() if n >= floor} != set(counts)

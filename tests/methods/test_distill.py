@@ -64,7 +64,7 @@ def test_it_is_a_run_like_any_other(student):
 
 
 def test_it_may_look_at_smaller_images(command, tmp_path, capsys):
-    small = replace(command, out=tmp_path / "small", look_size=32, epochs=1)
+    small = replace(command, out=tmp_path / "small", selector_size=32, epochs=1)
     assert distil_and_print(small) == 0
     assert "Validation accuracy" in (said := capsys.readouterr().out)
     assert "of both selectors" in said
@@ -83,7 +83,7 @@ def test_the_divergence_is_zero_for_the_same_maps_only(generator):
     ("changes", "complaint"),
     [
         ({"blocks": 7}, "--blocks 7: the selector of .* has 4"),
-        ({"look_size": 50}, "--look-size 50: .* such as 48"),
+        ({"selector_size": 50}, "--selector-size 50: .* such as 48"),
         ({"run": Path("nowhere")}, "not a run folder"),
     ],
 )

@@ -328,11 +328,11 @@ def test_masks_can_be_made_unsupervised_and_only_where_needed(toy, runs, tmp_pat
     )
     folder = train(configured)
     rows, learnt = read_rows(toy), json.loads((folder / "run.json").read_text())["learnt_from"]
-    assert (learnt["n"], len(learnt["pictures"])) == (4, 4)
+    assert (learnt["n"], len(learnt["images"])) == (4, 4)
     made = {
         path.relative_to(folder / "masks").as_posix().split("/", 1)[1] for path in (folder / "masks").rglob("*.png")
     }
-    needed = {*learnt["pictures"], *(rows.images[i] for i in rows.split_indices("val"))}
+    needed = {*learnt["images"], *(rows.images[i] for i in rows.split_indices("val"))}
     assert made == {f"{name}.png" for name in needed}
 
 

@@ -300,7 +300,7 @@ class Viewer:
             return {"calibrated": before.facts["calibrated"]}
         assert self.dataset is not None
         facts = calibration_facts(self.dataset, self.calibration().sketch.result())
-        facts["calibrated"]["pictures"] = min(self.command.limit, len(self.dataset.rows.split_indices("train")))
+        facts["calibrated"]["images"] = min(self.command.limit, len(self.dataset.rows.split_indices("train")))
         return facts
 
     # ---- validation data ---------------------------------------------------------------------------------------------

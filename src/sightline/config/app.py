@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional
-
-from .flags import Writes
+from .flags import OtherData, RunFolder, Writes
 from .limits import Checked, Count, Within
 
 
@@ -16,9 +14,9 @@ from .limits import Checked, Count, Within
 class App(Checked):
     """Inspect and correct a model in the browser: remove parts, draw a sight, compare, save the intervention."""
 
-    run: Positional[Path]
+    run: RunFolder
     """Run folder."""
-    data: Positional[Path | None] = None
+    data: OtherData = None
     """New location of the run's data."""
     layout: str | None = None
     """Layout of a published dataset, optionally NAME:VARIANT."""

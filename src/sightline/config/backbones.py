@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from tyro.conf import Positional, Suppress
+from tyro.conf import Positional, Suppress, arg
 
-from .flags import RUN, Writes
+from .flags import RUN, Dataset, Writes
 from .limits import Checked, Count, Fraction, NotNegative, Several, Side, Whole
 from .training import Loop
 
@@ -17,7 +17,7 @@ from .training import Loop
 class Pretrain(Loop):
     """Pretrain a backbone by self-distillation (DINO) on images; labels and masks only measure progress."""
 
-    data: Positional[Path]
+    data: Dataset
     """Folder of images (at any depth), a CSV file with a column image, or a dataset with classes."""
     arch: Literal["nano", "ti", "s", "b"] = "nano"
     """ViT architecture: 1.2, 5.5, 22 or 86 million parameters."""
@@ -71,12 +71,15 @@ class Pretrain(Loop):
     """Folder that caches decoded images. Default: in the run folder."""
 
     backbone: Suppress[str] = ""
+    recipe: Suppress[None] = None
+    select_on: Suppress[Literal["val"]] = "val"
     select: Suppress[Literal["last"]] = "last"  # ty: ignore[incompatible-attribute-override]
     augment: Suppress[Literal["light"]] = "light"
     balance: Suppress[Literal["none"]] = "none"
     ema: Suppress[None] = None
     allow_copies: Suppress[bool] = False
     patience: Suppress[None] = None
+    fsdp: Suppress[bool] = False
 
     method: ClassVar[str] = "pretrain"
 
@@ -93,9 +96,9 @@ class Pretrain(Loop):
 class Import(Checked):
     """Turn a published iFAM or PDiscoFormer checkpoint into a run folder."""
 
-    file: Positional[Path]
+    file: Annotated[Positional[Path], arg(metavar="CHECKPOINT")]
     """Checkpoint: .pth, .pt or .safetensors."""
-    data: Positional[Path]
+    data: Dataset
     """Dataset of the checkpoint, whose classes name its outputs."""
     out: Annotated[Path | None, Writes(RUN)] = None
     """Run folder. Default: runs/DATA-METHOD-BACKBONE-0."""

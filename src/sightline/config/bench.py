@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
-from .flags import SOFTWARE, Writes
+from .flags import SOFTWARE, Dataset, Writes
 from .limits import Checked, Count, Processes, Seed
 
 
@@ -18,7 +18,7 @@ class Bench(Checked):
 
     Finished runs with the same settings are used again, and interrupted ones resumed: run the same command again."""
 
-    data: Positional[Path]
+    data: Dataset
     """Folder of class folders (optionally under train, val and test), or a CSV file with columns image and label."""
     methods: Annotated[tuple[str, ...], arg(metavar="METHOD …")] = ("erm", "probe", "ifam")
     """Methods as `sightline train` takes them, with flags in quotes: "ifam --sight patches". `--init-from @erm` in such

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
-from .flags import Writes
+from .flags import Dataset, Writes
 from .limits import Checked, Count, Fraction, NotNegative, Processes, Seed, Side, Within
 
 
@@ -16,7 +16,7 @@ from .limits import Checked, Count, Fraction, NotNegative, Processes, Seed, Side
 class Check(Checked):
     """Check a dataset before training: files, splits, groups, duplicates, masks."""
 
-    data: Positional[Path]
+    data: Dataset
     """Folder of class folders (optionally under train, val and test), or a CSV file with columns image and label."""
     layout: str | None = None
     """Layout of a published dataset, optionally NAME:VARIANT (waterbirds, cub, imagenet9:mixed_rand, ...)."""
@@ -81,7 +81,7 @@ class Data(Build):
 class Toy(Checked):
     """Generate the toy dataset: storks and ducks whose background is correlated with the class."""
 
-    out: Annotated[Positional[Path], Writes()]
+    out: Annotated[Positional[Path], arg(metavar="OUT"), Writes()]
     """Output folder."""
     train: Count = 1200
     """Number of training images."""
@@ -110,5 +110,5 @@ class Convert(Checked):
 
     layout: Positional[CONVERTIBLE]
     """Layout of the published dataset."""
-    data: Positional[Path]
+    data: Dataset
     """Its folder (or gtsegs_ijcv.mat); the converted files are written beside it."""

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional
-
-from .flags import RUN, Writes
+from .flags import RUN, RunFolder, Writes
 from .limits import Checked, Count, NotNegative, Processes, Seed, Side
 
 
@@ -19,7 +17,7 @@ class Distill(Checked):
     Stage 2 stays as it is. No labels are used in training; epochs are selected on the validation data, as in the run,
     and what the small selector costs in accuracy there is reported."""
 
-    run: Positional[Path]
+    run: RunFolder
     """Run folder of the trained iFAM model."""
     out: Annotated[Path | None, Writes(RUN)] = None
     """Folder of the new run. Default: RUN-distilled."""
@@ -27,10 +25,10 @@ class Distill(Checked):
     """Images to learn from: a folder or CSV file with the same classes. Default: the data that the run was trained
     on."""
     blocks: Count = 3
-    """Transformer blocks of the new selector: the first ones of the run's selector, with their weights."""
+    """Number of transformer blocks of the new selector: the first ones of the run's selector, with their weights."""
     where: str | None = None
-    """Instead: another, smaller backbone, by name or file, with all its blocks."""
-    look_size: Side | None = None
+    """Backbone of the new selector, in place of --blocks: a smaller one, by name or file, with all its blocks."""
+    selector_size: Side | None = None
     """Image side in pixels at which the new selector looks, with --sight pixels; halving it cuts the cost to a quarter
     or less. Default: as in the run."""
     epochs: Count = 10

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
-from .flags import Writes
+from .flags import RunFolder, Writes
 from .limits import Checked, Count
 
 ONNX = {"model.onnx": ("sightline",), "model.json": ("weights_sha256",), "README.md": ("ightline",)}
@@ -18,7 +18,7 @@ ONNX = {"model.onnx": ("sightline",), "model.json": ("weights_sha256",), "README
 class Export(Checked):
     """Export a model to ONNX, with inputs for part and token removal; check it against PyTorch; write a model card."""
 
-    run: Positional[Path]
+    run: RunFolder
     """Run folder."""
     out: Annotated[Path | None, Writes(ONNX)] = None
     """Output folder. Default: RUN/onnx."""
@@ -40,9 +40,9 @@ class Push(Checked):
 
     No images, predictions or optimiser state. `sightline.load("hf:OWNER/NAME")` loads it."""
 
-    run: Positional[Path]
+    run: RunFolder
     """Run folder."""
-    repository: Positional[str]
+    repository: Annotated[Positional[str], arg(metavar="OWNER/NAME")]
     """OWNER/NAME; created if necessary."""
     public: bool = False
     """Create a public repository. Default: private; an existing repository keeps its visibility."""

@@ -6,9 +6,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
-from tyro.conf import Positional, Suppress
+from tyro.conf import Positional, Suppress, arg
+
+# Positional arguments that many commands have
+RunFolder = Annotated[Positional[Path], arg(metavar="RUN")]
+Dataset = Annotated[Positional[Path], arg(metavar="DATA")]
+OtherData = Annotated[Positional[Path | None], arg(metavar="[DATA]")]
 
 POSITIONAL = Positional[int].__metadata__[0]
 SUPPRESSED = Suppress[int].__metadata__[0]

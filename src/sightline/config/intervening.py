@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, UseAppendAction
+from tyro.conf import UseAppendAction
 
-from .flags import Writes
+from .flags import OtherData, RunFolder, Writes
 from .limits import Checked, Count, InnerFraction, Processes, Seed, Whole
 
 
@@ -18,9 +18,9 @@ class Intervene(Checked):
 
     Without flags: show the saved intervention, and the effect of removing each part if that was measured."""
 
-    run: Positional[Path]
+    run: RunFolder
     """Run folder."""
-    data: Positional[Path | None] = None
+    data: OtherData = None
     """New location of the run's data, or other data to search on."""
     layout: str | None = None
     """Layout of a published dataset, optionally NAME:VARIANT."""

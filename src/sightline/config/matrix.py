@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
-from .flags import SOFTWARE, Writes
+from .flags import SOFTWARE, Dataset, Writes
 from .limits import Checked, Count, NotNegative, PositiveFraction, Processes, Seed, Side
 
 TABLE = {"matrix.json": ("wheres", "whats"), "cells.jsonl": ('{"where":',)}
@@ -22,7 +22,7 @@ class Matrix(Checked):
     Hyperparameters are selected by class-balanced validation accuracy, without group labels. Finished cells are not
     computed again."""
 
-    data: Positional[Path]
+    data: Dataset
     """Folder of class folders (optionally under train, val and test), or a CSV file with columns image and label."""
     where: Annotated[tuple[str, ...], arg(metavar="WHERE …")]
     """Selectors: attention:BACKBONE[:LAYER[:HEADS]], relevance:RUN (of erm or robustvit), parts:RUN (of ifam or

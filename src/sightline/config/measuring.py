@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import UserError
-from .flags import SOFTWARE, Writes
+from .flags import SOFTWARE, OtherData, RunFolder, Writes
 from .limits import Checked, Count, Index, InnerFraction, Processes, Seed, Side
 from .output import Output
 
@@ -28,9 +28,9 @@ FOR_BACKBONES = ("more_backbones", "layer", "heads", "ground_truth", "size", "li
 class Evaluate(Output):
     """Evaluate a trained model, overall and per group, with confidence intervals."""
 
-    run: Positional[Path]
+    run: RunFolder
     """Run folder."""
-    data: Positional[Path | None] = None
+    data: OtherData = None
     """Data to evaluate on. Default: those it was trained on."""
     layout: str | None = None
     """Layout of a published dataset, optionally NAME:VARIANT (imagenet9:mixed_rand, metashift-animals:3)."""
@@ -124,7 +124,7 @@ class Shape(Evaluate):
 class Compare(Output):
     """Compare runs on the same images, pairwise; runs that differ only in their seed count as one method."""
 
-    runs: Positional[tuple[Path, ...]]
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN …")]
     """Run folders; or, for other data, the folders that `evaluate` made inside the runs."""
     split: Literal["val", "test"] = "test"
     """Split to compare on."""
@@ -146,9 +146,9 @@ class Verify(Output):
     any nn.Module of your own: the function takes no argument and returns the module.
     """
 
-    model: Positional[str]
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
     """Run folder, name of a backbone, weights file, or file.py:function."""
-    images: Positional[tuple[Path, ...]] = ()
+    images: Annotated[Positional[tuple[Path, ...]], arg(metavar="[IMAGES …]")] = ()
     """Images, folders of images, or a CSV file with a column image. Default: toy images with known masks."""
     where: Literal["attention", "masks", "random"] | None = None
     """Sight of a backbone or module: its own attention, masks, or random patches. Default: masks if there are any."""

@@ -79,7 +79,7 @@ class RunFacts(TypedDict, total=False):
     queue: list[Length]
     clustering: dict[str, int | float]
     pool: dict[str, Length]
-    look_size: Side | None
+    selector_size: Side | None
     masks: str | None
     saliency_sha256: str
 

@@ -1,6 +1,7 @@
-"""Configurations read back from run.json, and the one table of settings that were renamed since format 1.
+"""Configurations read back from run.json, and what was renamed since earlier formats.
 
-Runs of format 1 must load, evaluate and resume: whoever renames a field of a configuration adds it to RENAMED.
+Runs of every format must load, evaluate and resume: whoever renames a field of a configuration or another key of
+run.json adds it here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..errors import UserError
 from .limits import shortened
 from .training import Train
 
-FORMAT = 2  # version of the run folder; run.json without a number is format 1
+FORMAT = 3  # version of the run folder; run.json without a number is format 1
 Config = TypeVar("Config", bound=Train)
 Renaming = tuple[str, Mapping[Any, Any]]  # the new name, and new values for old ones
 
@@ -95,6 +96,9 @@ RENAMED: dict[str, dict[str, Renaming]] = {
     },
 }
 
+# Keys of run.json beside its settings, and of its "selection", up to format 2.
+RENAMED_FACTS = {"look_size": "selector_size", "pictures": "images"}
+
 # What runs did before a setting existed, where that is not today's default.
 BEFORE_IT_EXISTED: dict[str, dict[str, Any]] = {"ifam": {"sight": "patches", "selector": "learned"}}
 
@@ -108,6 +112,14 @@ def renamed_keys(method: str, values: Mapping[str, Any], prefix: str = "") -> di
         if isinstance(value, dict):
             value = renamed_keys(method, value, f"{name}.")
         renamed[new] = new_values.get(value, value) if isinstance(value, str | bool) else value
+    return renamed
+
+
+def renamed_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a run.json of format 1 or 2 under its present keys."""
+    renamed = {RENAMED_FACTS.get(name, name): value for name, value in facts.items()}
+    if isinstance(selection := renamed.get("selection"), dict):
+        renamed["selection"] = {RENAMED_FACTS.get(name, name): value for name, value in selection.items()}
     return renamed
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from tyro.conf import Positional
-
-from .flags import RUN, Writes
+from .flags import RUN, Dataset, Writes
 from .limits import Count, InnerFraction, NotNegative, Processes, Seed, Side
 from .output import Output
 
@@ -21,7 +19,7 @@ Balance = Literal["none", "classes", "groups", "logit-adjustment"]
 class Train(Output):
     """Train a classifier; the run folder holds weights, predictions and metrics."""
 
-    data: Positional[Path]
+    data: Dataset
     """Folder of class folders (optionally under train, val and test), or a CSV file with columns image and label."""
     backbone: str = "dinov2-s14-reg"
     """Name of a backbone (`sightline backbones`), a weights file, or random:NAME for random initialisation."""

@@ -325,7 +325,7 @@ def _find_near_duplicates(rows: Rows, indices: np.ndarray, hashes: np.ndarray) -
                 f"{len(items):,} of {n:,} {SPLITS[later]} images are near-duplicates of one in {SPLITS[earlier]} "
                 f"(perceptual hashes at most {MAX_DISTANCE} of {BITS} bits apart)"
             )
-            values = {"split": SPLITS[later], "like": SPLITS[earlier], "twins": len(items), "n": n}
+            values = {"split": SPLITS[later], "like": SPLITS[earlier], "duplicates": len(items), "n": n}
             findings.append(Finding("warning", "duplicates", text, items, values))
     return findings
 

@@ -262,7 +262,7 @@ def neighbours(context: StressContext) -> dict[str, Estimate]:
         correct = knn_correct(queries, labels, embed(indices=bank), torch.from_numpy(rows.labels[bank]))
     else:
         correct = knn_correct(queries, labels)
-    among = f"among {len(bank):,} training pictures" if len(bank) else "among the others"  # stored: keep the words
+    among = f"among {len(bank):,} training images" if len(bank) else "among the others"
     context.columns.update({f"{k} neighbours": some.astype(np.float64) for k, some in correct.items()})
     return {f"{k} {among}": bootstrap_mean(some.astype(np.float64)) for k, some in correct.items()}
 

@@ -92,7 +92,7 @@ class StressResults:
                 ("sufficient subset for the predicted label: found", subsets.own_reached),
                 ("  share of pixels", subsets.own_size),
             ]
-        names = {name: name.replace("pictures", "images") for name in self.neighbours}  # keys of stored files
+        names = {name: name.replace("pictures", "images") for name in self.neighbours}  # in files of earlier versions
         rows += [(f"nearest neighbours, {names[key]}: accuracy", one) for key, one in self.neighbours.items()]
         return [(label, one) for label, one in rows if one is not None]
 

@@ -238,7 +238,7 @@ def make_a2_adapter(config: A2Adapter, rows: Rows, run: Run, accelerator: Accele
         record_backbone(run, vit, expects, config)
         record_selector(run, where)
         run.note(adapted=asdict(settings) | {"size": list(size), "of_candidates": candidates, "parameters": parameters})
-        save_fitted(run, model, fitted, config, asdict(result) | {"pictures": len(data)})
+        save_fitted(run, model, fitted, config, asdict(result) | {"images": len(data)})
         print(result_sentence(result, parameters))
     return model, expects
 

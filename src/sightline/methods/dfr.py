@@ -51,7 +51,7 @@ def fit_dfr(config: Dfr, rows: Rows, features: dict[str, np.ndarray]) -> FittedP
         "metric": config.selects,
         "on": config.fit_on,
         "group_labels": f"of the {config.fit_on} data, in fitting and in choosing; no other split was used",
-        "pictures": {name: group_counts(groups[places], rows.group_names) for name, places in used.items()},
+        "images": {name: group_counts(groups[places], rows.group_names) for name, places in used.items()},
         "in_each_refit": f"{smallest_group(groups[last])} of each group",
         "refits": config.refits,
         "chosen": str(best),

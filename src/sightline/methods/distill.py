@@ -1,7 +1,7 @@
 """`sightline distill`: a small selector that learns the part maps of a trained iFAM run.
 
     sightline distill RUN                        # the first three blocks of its selector
-    sightline distill RUN --look-size 224        # that also look at smaller images
+    sightline distill RUN --selector-size 224        # that also look at smaller images
 
 The student is trained with Hinton's loss (2015, at temperature 1): the Kullback-Leibler divergence between both part
 assignments of every patch, on augmented training images. Stage 2 is the trained run's. So the result is an iFAM run
@@ -142,7 +142,7 @@ def make_student(
 ) -> tuple[Distilled, Input]:
     if rows.classes != restored.classes:
         raise UserError(f"{config.data}: its classes are not those of {command.run}; give data with the same classes")
-    old, facts, size = teacher.where, restored.run.facts, command.look_size or teacher.where.size
+    old, facts, size = teacher.where, restored.run.facts, command.selector_size or teacher.where.size
     if command.where is not None:
         vit = load_backbone(command.where, classes=0, seed=command.seed)
         vit = copy_vit(vit, replace(vit.config, registers=vit.config.registers * config.registers))
@@ -160,21 +160,22 @@ def make_student(
     if accelerator.is_main_process:
         record_selector(run, vit)
         taught = {"run": command.run.resolve().name, "blocks": vit.config.depth, "of": old.vit.config.depth}
-        run.note(**{name: facts.get(name) for name in ("vit", "backbone")}, look_size=size, distilled=taught)
+        run.note(**{name: facts.get(name) for name in ("vit", "backbone")}, selector_size=size, distilled=taught)
     return Distilled(where, teacher), restored.expects
 
 
 def check_student_size(command: Distill, vit: ViT, teacher: IFam) -> None:
     patch, own = teacher.what.vit.config.patch, vit.config.patch
-    if teacher.pixels is None and (command.look_size or own != patch):
+    if teacher.pixels is None and (command.selector_size or own != patch):
         raise UserError(
             f"{command.run}: hides whole patches, so its selector must have the same {patch}-pixel patches; leave out "
-            "--look-size, and choose --where accordingly"
+            "--selector-size, and choose --where accordingly"
         )
-    if command.look_size and (command.look_size % own or command.look_size < own):
-        near = max(1, round(command.look_size / own)) * own
+    if command.selector_size and (command.selector_size % own or command.selector_size < own):
+        near = max(1, round(command.selector_size / own)) * own
         raise UserError(
-            f"--look-size {command.look_size}: must be a multiple of the selector's patch, {own}, such as {near}"
+            f"--selector-size {command.selector_size}: must be a multiple of the selector's patch "
+            f"({own}), such as {near}"
         )
 
 

@@ -256,7 +256,7 @@ def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> t
     if accelerator.is_main_process:
         record_backbone(run, vit, expects, config)
         record_selector(run, None if where is vit else where)
-        run.note(look_size=selector_side, selector_depth=depth)
+        run.note(selector_size=selector_side, selector_depth=depth)
     stage1, stage2 = make_selector(where, config, classes, selector_side, depth), make_predictor(vit, config, classes)
     method = IFam(stage1, stage2, settings, pixel_settings(config))
     if config.clusters:
@@ -319,7 +319,7 @@ def check_pixel_config(config: Ifam) -> None:
 
 def build_ifam(vit_config: ViTConfig, config: Ifam, facts: dict[str, Any]) -> nn.Module:
     classes, vit = len(facts["data"]["classes"]), ViT(vit_config)
-    selector_side = facts.get("look_size", config.selector_size)
+    selector_side = facts.get("selector_size", config.selector_size)
     depth = facts.get("selector_depth")
     where = make_selector(recorded_selector(facts) or vit, config, classes, selector_side, depth)
     return IFam(where, make_predictor(vit, config, classes), PartSettings.of(config), pixel_settings(config))

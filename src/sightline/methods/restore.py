@@ -64,8 +64,11 @@ def check_sizes(run: Run, vit_config: ViTConfig, elements: int) -> None:
     check_plausible(vit_config, elements, path)
     if selector := (run.facts.get("where") or {}).get("vit"):
         check_plausible(config_from_json(json.dumps(selector), path), elements, path)
-    memory = run.facts.get("pictures")
-    claimed = {"queue": math.prod(run.facts.get("queue") or ()), "pictures": memory if isinstance(memory, int) else 0}
+    remembered = run.facts.get("images")  # LfF: losses of so many images
+    claimed = {
+        "queue": math.prod(run.facts.get("queue") or ()),
+        "images": remembered if isinstance(remembered, int) else 0,
+    }
     for name, size in claimed.items():
         if size > elements:
             raise UserError(f"{path}: damaged ({name} needs {size:,} numbers, and {run.best.name} has {elements:,})")

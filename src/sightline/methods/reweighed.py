@@ -98,14 +98,14 @@ def make_groupdro(config: Groupdro, rows: Rows, run: Run, accelerator: Accelerat
     counts = np.bincount(rows.groups[rows.split_indices("train")], minlength=len(rows.group_names))
     if accelerator.is_main_process:
         images = dict(zip(rows.group_names, counts.tolist(), strict=True))
-        uses = {"group_labels": "of the train data, in every step", "pictures": images}
+        uses = {"group_labels": "of the train data, in every step", "images": images}
         run.note(selection=run.facts["selection"] | uses)
     sizes = torch.from_numpy(counts).float()
     return GroupDro(vit, sizes, config.step_size, config.adjustment, config.freeze_backbone), expects
 
 
 def build_groupdro(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
-    return GroupDro(ViT(vit_config), torch.ones(len(facts["selection"]["pictures"])))
+    return GroupDro(ViT(vit_config), torch.ones(len(facts["selection"]["images"])))
 
 
 # ---- CVaR-DRO --------------------------------------------------------------------------------------------------------
@@ -182,12 +182,12 @@ class LfF(Classifier):
 def make_lff(config: Lff, rows: Rows, run: Run, accelerator: Accelerator) -> tuple[nn.Module, Input]:
     vit, expects = open_and_record(config, rows, run, accelerator)
     if accelerator.is_main_process:
-        run.note(pictures=len(rows))
+        run.note(images=len(rows))
     return LfF(vit, len(rows), config.gce_q, config.loss_ema, config.freeze_backbone), expects
 
 
 def build_lff(vit_config: ViTConfig, _: Train, facts: dict[str, Any]) -> nn.Module:
-    return LfF(ViT(vit_config), facts["pictures"])
+    return LfF(ViT(vit_config), facts["images"])
 
 
 # ---- JTT -------------------------------------------------------------------------------------------------------------

@@ -323,7 +323,7 @@ def mask_provider(config: Pointed, rows: Rows, expects: Input, run: Run, acceler
             "classes": [masked.classes[label] for label in np.unique(masked.labels[chosen])],
         }
         if config.masks_per_class is not None or config.mask_classes is not None:
-            facts["pictures"] = [masked.images[i] for i in chosen]
+            facts["images"] = [masked.images[i] for i in chosen]
         run.note(masks=absolute_mask_source(config.masks), learnt_from=facts, **fingerprint)
     return add_masks
 

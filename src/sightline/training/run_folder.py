@@ -26,7 +26,7 @@ import torch
 from .. import __version__
 from ..config import Train
 from ..config.schema import check_run_facts, read_json
-from ..config.stored import FORMAT, renamed_keys, stored_config
+from ..config.stored import FORMAT, renamed_facts, renamed_keys, stored_config
 from ..console.checksums import file_sha256
 from ..console.files import append_line, cannot_write, remove_all_leftovers, save_text
 from ..data.fingerprints import content_fingerprint, fingerprint
@@ -229,6 +229,8 @@ def in_current_format(facts: dict[str, Any], path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: made by a later version of Sightline (format {made_in}, not {FORMAT}); update it")
     if made_in == 1 and "config" in facts:
         facts["config"] = renamed_keys(facts.get("method", ""), facts["config"])
+    if made_in < 3:
+        facts = renamed_facts(facts)
     return facts | {"format": FORMAT}
 
 

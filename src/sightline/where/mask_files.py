@@ -49,10 +49,10 @@ def write_masks(
     check_patches_divide(where, preprocess)
     home = Path(folder).resolve() / saliency_fingerprint(where, preprocess, accelerator.device)
     first = {image: i for i, image in reversed(list(enumerate(rows.images)))}
-    stamps = dict(zip(first, file_fingerprints(rows.root, first), strict=True))
+    fingerprints = dict(zip(first, file_fingerprints(rows.root, first), strict=True))
     files = {image: home / f"{_safe_path(image)}.png" for image in first}
     own = np.array_split(np.array(sorted(first.values())), accelerator.num_processes)[accelerator.process_index]
-    todo = [i for i in own if not _is_current(files[rows.images[i]], stamps[rows.images[i]])]
+    todo = [i for i in own if not _is_current(files[rows.images[i]], fingerprints[rows.images[i]])]
     where.to(accelerator.device).eval()
     chunks = [todo[start : start + batch] for start in range(0, len(todo), batch)]
     decoding = Workers(_ImageDecoder(rows, preprocess), workers)
@@ -62,7 +62,7 @@ def write_masks(
             visible = _visible(where, samples, accelerator.device)
             for i, sample, mask in zip(chunk, samples, visible, strict=True):
                 image, whole = rows.images[i], uncrop_mask(mask, ResizeCrop.of(sample.size, preprocess))
-                _save(whole, files[image], stamps[image])
+                _save(whole, files[image], fingerprints[image])
             done += len(chunk)
             if progress is not None:
                 progress(done)

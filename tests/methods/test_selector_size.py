@@ -56,10 +56,10 @@ def test_a_run_keeps_its_selector_size(tmp_path):
     code, _, err = typed("train", "ifam", toy, "--out", tmp_path / "run", *SMALL, "--size", 32)
     assert code == 0, err
     facts = load(tmp_path / "run").run.facts
-    assert facts["look_size"] == 48
+    assert facts["selector_size"] == 48
     assert load(tmp_path / "run").method.where.size == 48
     vit = vit_config_of(read_run(tmp_path / "run"))
-    before = {name: fact for name, fact in facts.items() if name != "look_size"}
+    before = {name: fact for name, fact in facts.items() if name != "selector_size"}
     assert build_ifam(vit, stored_config(Ifam, before["config"]), before).where.size is None
 
 
