@@ -27,7 +27,7 @@ ALLOWED = {
     "explain": "errors sight config console data datasets methods metrics training vit what where",
     "bench": "errors config console data explain methods metrics training",
     "matrix": "errors sight config console data explain methods metrics training vit what where",
-    "report": "errors sight config console data explain interventions methods metrics training verify vit where",
+    "report": "errors sight config console data batch explain interventions methods metrics training verify vit where",
     "app": "errors sight config console data interventions methods metrics report training vit where",
     "export": (
         "errors sight config console data datasets interventions methods metrics report training verify vit what where"

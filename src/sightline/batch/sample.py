@@ -2,98 +2,143 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from ..console.files import as_cells, make_folder, save_image, save_text
+from ..console.files import as_csv, make_folder, save_image, save_text
 from ..console.terminal import counted
 from ..errors import UserError
 from .calibration import note
-from .remote import is_url, open_seekable, read_bytes
-from .sources import Item, list_items, open_parquet, read_item
+from .plan import inputs_digest
+from .remote import StorageError, is_url, open_seekable
+from .sources import Item, csv_rows, expand_braces, items_of, open_parquet, read_item, suffix_of
+
+Labels = dict[str, str]  # of an image: its class, as label, and its groups
+TABLES = (".csv", ".parquet")
+HOW = "labels are a column label, .cls files in tar shards, or folders with the names of the classes"
 
 
-def draw_sample(given: str | Path, classes: Sequence[str], count: int, seed: int, folder: Path) -> Path:
-    """Copy at most `count` images, as PNG, with their labels and groups in rows.csv; the folder."""
-    items = list_items([given])
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(items))[:count]).tolist()
-    columns: dict[str, Any] = columns_of(str(given), len(items)) or labels_of_items([items[i] for i in chosen], chosen)
-    rows = []
-    make_folder(folder)
-    for i in chosen:
-        row = {name: values[i] for name, values in columns.items()}
-        row["label"] = class_name(row["label"], classes, items[i].key)
-        try:
-            image = read_item(items[i])
-        except UserError as error:
-            note(f"left out of the sample: {error}")
-            continue
-        save_image(folder / f"{i:08d}.png", image, sync=False)
-        rows.append({"image": f"{i:08d}.png"} | row)
-    if not rows:
-        raise UserError(f"{given}: none of {counted(len(chosen))} can be read")
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(as_cells, rows))
-    save_text(folder / "rows.csv", text.getvalue())
-    print(f"sightline: {len(rows):,} of {counted(len(items))} of {given} drawn, seed {seed}: {folder}", file=sys.stderr)
+class Listed(NamedTuple):
+    """An image, and its number in the input that it was found in."""
+
+    source: str
+    number: int
+    item: Item
+
+
+def draw_sample(given: str, classes: Sequence[str], count: int, seed: int, parent: Path) -> Path:
+    """A data folder with at most `count` images, as PNG, and their labels and groups."""
+    listed = [Listed(one, k, item) for one in expand_braces(given) for k, item in enumerate(items_of(one))]
+    chosen = np.random.default_rng(seed).choice(len(listed), min(count, len(listed)), replace=False)
+    digest = inputs_digest([one.item for one in listed])
+    folder = parent / f"{Path(given).stem}-{count}-{seed}-{digest[:8]}"
+    copy_images([listed[i] for i in np.sort(chosen)], classes, folder)
+    print(f"sightline: {counted(len(chosen))} of {len(listed):,} drawn, seed {seed}: {folder}", file=sys.stderr)
     return folder
 
 
-def columns_of(given: str, count: int) -> dict[str, list[str]]:
-    """The labels of a table, and its groups if it has any, row by row; nothing if it is no table."""
-    if not is_url(given) and (Path(given) / "rows.csv").is_file():
-        given = str(Path(given) / "rows.csv")
-    suffix = Path(given).suffix.lower()
-    if suffix == ".csv":
-        reader = csv.DictReader(io.StringIO(read_bytes(given).decode("utf-8-sig"), newline=""))
-        rows = list(reader)
-        columns = {name.lower(): [row[name] or "" for row in rows] for name in reader.fieldnames or []}
-    elif suffix == ".parquet" and not Path(given).is_dir():
-        with open_parquet(given) as file:
-            names = [name for name in file.schema_arrow.names if is_kept(name)]
-            table = file.read(columns=names)
-        columns = {name: [str(value) for value in table[name].to_pylist()] for name in names}
+def copy_images(chosen: Sequence[Listed], classes: Sequence[str], folder: Path) -> None:
+    labels = labels_of(chosen, classes)  # before anything is written: a wrong one is an error
+    columns, rows = ["image", *labels[0]], []
+    make_folder(folder)
+    for number, (one, known) in enumerate(zip(chosen, labels, strict=True)):
+        try:
+            image = read_item(one.item)
+        except StorageError:
+            raise
+        except UserError as error:
+            note(f"not in the sample: {error}")
+            continue
+        name = f"{number:06d}.png"
+        save_image(folder / name, image, sync=False)
+        rows.append({"image": name} | known)
+    if not rows:
+        raise UserError(f"{chosen[0].source}: none of {counted(len(chosen))} can be read")
+    save_text(folder / "rows.csv", as_csv(columns, rows))
+
+
+# ---- labels ----------------------------------------------------------------------------------------------------------
+
+
+def labels_of(chosen: Sequence[Listed], classes: Sequence[str]) -> list[Labels]:
+    """Of each image's row in a table, of its .cls file in a tar shard, or else of the folder that it is in."""
+    places = [place_of_labels(one) for one in chosen]
+    known = {file: labels_in(file) for file in {file for file, _ in places}}
+    found = []
+    for one, (file, row) in zip(chosen, places, strict=True):
+        labels = known[file].get(row)
+        name = label_of_folder(one.item, classes) if labels is None else class_name(labels["label"], classes)
+        if name is None:
+            label = Path(one.item.key).parent.name if labels is None else labels["label"]
+            names = ", ".join(classes[:10])
+            raise UserError(f"{one.item.key}: its label {label!r} is none of the model's classes ({names}); {HOW}")
+        found.append((labels or {}) | {"label": name})
+    return found
+
+
+def place_of_labels(one: Listed) -> tuple[str, int | str]:
+    """The file that labels would be in, and where in it."""
+    if (table := table_of(one.source)) is not None:
+        return table, one.number
+    return one.item.place, one.item.start if one.item.kind == "row" else stem_of(one.item.key)
+
+
+def table_of(source: str) -> str | None:
+    if not is_url(source) and (Path(source) / "rows.csv").is_file():
+        return str(Path(source) / "rows.csv")
+    return source if suffix_of(source) in TABLES and not Path(source).is_dir() else None
+
+
+def labels_in(file: str) -> Mapping[int | str, Labels]:
+    """By the number of each row of a table, or the name of each .cls file in a tar shard; none of another file."""
+    if suffix_of(file) in TABLES:
+        return dict(enumerate(labels_in_table(file)))
+    return labels_in_tar(file) if suffix_of(file) == ".tar" else {}
+
+
+def labels_in_table(table: str) -> list[Labels]:
+    if suffix_of(table) == ".csv":
+        rows = csv_rows(table)
     else:
-        return {}
-    if "label" not in columns:
-        raise UserError(f"{given}: no column 'label' among {', '.join(columns) or 'nothing'}; an audit needs labels")
-    assert all(len(values) == count for values in columns.values()), "a row per image"
-    return {name: values for name, values in columns.items() if is_kept(name)}
+        with open_parquet(table) as file:
+            rows = file.read(columns=[name for name in file.schema_arrow.names if is_kept(name)]).to_pylist()
+    found = [{name: str(value) for name, value in row.items() if is_kept(name)} for row in rows]
+    if not found or "label" not in found[0]:
+        raise UserError(f"{table}: has no column 'label'; {HOW}")
+    return found
 
 
 def is_kept(column: str) -> bool:
     return column in ("label", "group") or column.startswith("group_")
 
 
-def labels_of_items(items: Sequence[Item], numbers: Iterable[int]) -> dict[str, dict[int, str]]:
-    """By the number of each image: of its .cls file in a tar shard, or else the name of its folder."""
-    stems: dict[str, str] = {}
-    for place in sorted({item.place for item in items if item.kind == "tar"}):
-        with open_seekable(place) as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            for member in archive:
-                content = archive.extractfile(member) if member.name.endswith(".cls") else None
-                if content is not None:
-                    stems[f"{place}/{member.name[:-4]}"] = content.read().decode(errors="replace").strip()
-    found = (stems.get(item.key.rsplit(".", 1)[0], Path(item.key).parent.name) for item in items)
-    return {"label": dict(zip(numbers, found, strict=True))}
+def labels_in_tar(shard: str) -> dict[int | str, Labels]:
+    found: dict[int | str, Labels] = {}
+    with open_seekable(shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        for member in archive:
+            if suffix_of(member.name) == ".cls" and (content := archive.extractfile(member)) is not None:
+                label = content.read().decode(errors="replace").strip()
+                found[stem_of(f"{shard}/{member.name}")] = {"label": label}
+    return found
 
 
-def class_name(label: str, classes: Sequence[str], key: str) -> str:
+def stem_of(name: str) -> str:
+    """What the files of one image share in a tar shard: the path up to the first dot of the file's name."""
+    folder, _, file = name.rpartition("/")
+    return f"{folder}/{file.partition('.')[0]}"
+
+
+def class_name(label: str, classes: Sequence[str]) -> str | None:
     """A class by its name, or by its number."""
-    if label in classes:
-        return label
-    if label.isdecimal() and int(label) < len(classes):
-        return classes[int(label)]
-    raise UserError(
-        f"{key}: {label!r} is none of the model's classes ({', '.join(classes[:10])}); an audit needs labels: a column "
-        "label, .cls files in tar shards, or a folder per class"
-    )
+    by_number = classes[int(label)] if label.isdecimal() and int(label) < len(classes) else None
+    return label if label in classes else by_number
+
+
+def label_of_folder(item: Item, classes: Sequence[str]) -> str | None:
+    """The innermost folder with the name of a class."""
+    return next((name for name in reversed(Path(item.key).parts[:-1]) if name in classes), None)

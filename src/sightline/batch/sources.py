@@ -122,19 +122,26 @@ def suffix_of(name: str) -> str:
     return Path(name).suffix.lower()
 
 
-def csv_column(url: str) -> list[str]:
+def csv_rows(place: str) -> list[dict[str, str]]:
+    """The rows of a CSV file, by the lower-case names of its columns."""
     try:
-        text = read_bytes(url).decode("utf-8-sig")
+        text = read_bytes(place).decode("utf-8-sig")
     except FileNotFoundError:
-        raise UserError(f"{url}: no such file") from None
+        raise UserError(f"{place}: no such file") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{url}: not UTF-8 ({error})") from None
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    names = [name.lower() for name in reader.fieldnames or []]
-    if IMAGE_COLUMN not in names:
-        raise UserError(f"{url}:1: no column 'image' among {', '.join(names) or 'nothing'}; add one with the paths")
-    column = (reader.fieldnames or [])[names.index(IMAGE_COLUMN)]
-    return [row[column] or "" for row in reader]
+        raise UserError(f"{place}: not UTF-8 ({error})") from None
+    names, *lines = list(filter(None, csv.reader(io.StringIO(text, newline="")))) or [[]]
+    for number, cells in enumerate(lines, start=1):
+        if len(cells) != len(names):
+            raise UserError(f"{place}: row {number} has {len(cells)} cells instead of {len(names)}")
+    return [dict(zip(map(str.lower, names), cells, strict=True)) for cells in lines]
+
+
+def csv_column(url: str) -> list[str]:
+    rows = csv_rows(url)
+    if rows and IMAGE_COLUMN not in rows[0]:
+        raise UserError(f"{url}:1: no column 'image' among {', '.join(rows[0])}; add one with the paths")
+    return [row[IMAGE_COLUMN] for row in rows]
 
 
 def listed_items(table: str, names: Sequence[str]) -> list[Item]:

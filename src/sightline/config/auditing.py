@@ -18,11 +18,10 @@ class Audit(Evaluate):
     split: Literal["val", "test"] = "test"
     """Split to report on."""
     sample_of: str | None = None
-    """In place of DATA, anything that `predict` reads, also at a URL, of which random images are copied into the run.
-    With labels: a column label (and group) of a .csv or .parquet table, .cls files in tar shards, or a folder per
-    class."""
-    sample: Count = 1000
-    """With --sample-of: number of images."""
+    """In place of DATA, anything that `predict` reads, also at a URL, if it has labels (a column label, .cls files in
+    tar shards, or a folder per class): random images are copied into the run and reported on."""
+    sample: Count | None = None
+    """With --sample-of: number of images. Default: 1,000."""
     masks: str | None = None
     """Masks in place of those of the data: a folder of masks under the images' paths, or tokencut:BACKBONE,
     found:BACKBONE (unsupervised), u2net:FILE.onnx (supervised), computed once; the report names the source."""

@@ -38,6 +38,7 @@ from ..metrics.inference import inference_batches, sight_and_maps
 from ..sight import Method, Sight
 
 BATCH = 32  # images drawn at once
+SAMPLE = 1000  # images, if --sample does not say how many
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,13 +111,15 @@ def open_report(command: Audit) -> ReportContext:
 
 def sampled(command: Audit, model: Model) -> Audit:
     """With --sample-of: the same of the folder with the sample, which is drawn here."""
-    if command.sample_of is None:
+    given, count = command.sample_of, command.sample
+    if given is None:
+        if count is not None:
+            raise UserError("--sample: needs --sample-of, which names what to draw the images from")
         return command
     if command.data is not None:
-        raise UserError(f"--sample-of {command.sample_of}: takes the place of DATA; leave one of them out")
-    folder = model.run.folder / "samples" / f"{Path(command.sample_of).stem}-{command.sample}-{command.seed}"
-    data = draw_sample(command.sample_of, model.classes, command.sample, command.seed, folder)
-    return replace(command, data=data, sample_of=None)
+        raise UserError(f"--sample-of {given}: takes the place of DATA; leave one of them out")
+    folder = draw_sample(given, model.classes, count or SAMPLE, command.seed, model.run.folder / "samples")
+    return replace(command, data=folder, sample_of=None, sample=None)
 
 
 @dataclass(eq=False)
