@@ -5,7 +5,9 @@ killed (-9) twice on the way and started again; with Ray also with two workers k
 part of the collection gives the curve over 1, 2 and 4 workers.
 
 Throughput is between the first and the last part, so without start-up, and as a share of the model's own limit: what
-one process does with batches that are there already, measured before and after each run.
+one process does with batches that are there already, measured before and after each run. Where the cores are shared
+with other work, both depend on it, so the same is also measured in CPU time: of the model alone, and of the processes
+that hold it (with the local engine the command, with Ray the workers, which decode as well).
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ import io
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,21 +84,21 @@ def distinct_image(bases: list[np.ndarray], number: int) -> bytes:
 
 @dataclass
 class Limit:
-    """Images per second of one process with batches that are there already; the median of some rounds."""
+    """One process with batches that are there already: images per second, and CPU milliseconds per image."""
 
     score: Scorer
     rounds: int = 20
-    measured: list[float] = field(default_factory=list)
 
-    def __call__(self) -> float:
+    def __call__(self) -> tuple[float, float]:
+        """Medians of some rounds."""
         images = torch.randint(0, 256, (BATCH, 3, *self.score.model.expects.size), dtype=torch.uint8)
-        rates = []
+        rates, costs = [], []
         for _ in range(self.rounds):
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), time.process_time()
             self.score(images)
             rates.append(BATCH / (time.perf_counter() - began))
-        self.measured.append(sorted(rates)[self.rounds // 2])
-        return self.measured[-1]
+            costs.append(1000 * (time.process_time() - spent) / BATCH)
+        return statistics.median(rates), statistics.median(costs)
 
 
 def parts_in(out: Path) -> list[Path]:
@@ -108,15 +111,13 @@ def steady_rate(out: Path) -> float:
     return (len(times) - 1) * CHUNK / (times[-1] - times[0])
 
 
-def memory_of(processes: Iterable[psutil.Process]) -> list[float]:
-    """MiB of each: memory that several share is divided among them."""
-    found = []
-    for process in processes:
-        try:
-            found.append(process.memory_full_info().pss / 2**20)
-        except psutil.Error:  # it ended meanwhile
-            continue
-    return found
+def measure(process: psutil.Process) -> tuple[float, float]:
+    """MiB, those that several processes share divided among them, and CPU seconds so far; 0 if it has ended."""
+    try:
+        times = process.cpu_times()
+        return process.memory_full_info().pss / 2**20, times.user + times.system
+    except psutil.Error:
+        return 0.0, 0.0
 
 
 Watch = Callable[[subprocess.Popen, int], object]  # given the command and the number of parts that are there
@@ -135,37 +136,47 @@ def run_command(command: Predict, watch: Watch) -> int:
 
 
 @dataclass
-class Memory:
-    """MiB over the run: of the command, and of its processes (with Ray, of the workers) together."""
+class Usage:
+    """Memory and CPU time over the run: of the command, and of its workers together."""
 
     parts: int
     ray: bool
-    points: list[dict[str, float]] = field(default_factory=list)
+    points: list[dict[str, Any]] = field(default_factory=list)
 
     def __call__(self, process: subprocess.Popen, done: int) -> None:
         if not done or done < len(self.points) * self.parts / 20:
             return
-        tree = ray_workers() if self.ray else psutil.Process(process.pid).children(recursive=True)
-        try:
-            main = psutil.Process(process.pid).memory_info().rss / 2**20
-        except psutil.Error:
+        workers = ray_workers() if self.ray else psutil.Process(process.pid).children(recursive=True)
+        each = [measure(one) for one in (psutil.Process(process.pid), *workers)]
+        if len(each) == 1 or (0.0, 0.0) in each:  # some have ended
             return
-        point = {"parts": done, "command": round(main), "workers": round(sum(memory_of(tree)))}
-        self.points.append(point)
+        found = {"command": each[0], "workers": np.sum(each[1:], axis=0)}
+        memory, cpu = ({name: round(float(one[k]), 1) for name, one in found.items()} for k in (0, 1))
+        self.points.append({"parts": done, "memory_mib": memory, "cpu_seconds": cpu})
+
+    def cpu_per_image(self) -> dict[str, float]:
+        """Milliseconds, between the first and the last point."""
+        first, last = self.points[0], self.points[-1]
+        images = (last["parts"] - first["parts"]) * CHUNK
+        return {k: 1000 * (last["cpu_seconds"][k] - first["cpu_seconds"][k]) / images for k in ("command", "workers")}
 
 
 def undisturbed(command: Predict, limit: Limit, parts: int) -> dict[str, Any]:
-    memory, before = Memory(parts, command.engine == "ray"), limit()
-    began = time.perf_counter()
-    code = run_command(command, memory)
+    usage = Usage(parts, command.engine == "ray")
+    before, began = limit(), time.perf_counter()
+    code = run_command(command, usage)
     seconds = time.perf_counter() - began
     assert code == 0, "an undisturbed run succeeds"
-    rate, limits = steady_rate(Path(str(command.out))), (before, limit())
+    (limits, model_cpu), rate = zip(before, limit(), strict=True), steady_rate(Path(str(command.out)))
+    cpu = usage.cpu_per_image()
+    holders = cpu["workers" if usage.ray else "command"]
     return {
         "workers": command.workers, "images_per_second": rate, "limit_before_and_after": limits,
-        "share_of_limit": 2 * rate / sum(limits),
+        "share_of_limit": rate / statistics.mean(limits),
         "share_of_limit_lowest_highest": [rate / max(limits), rate / min(limits)],
-        "seconds_with_start": round(seconds, 1), **({"memory_mib": memory.points} if parts >= 100 else {}),
+        "cpu_ms_per_image": {"model_before_and_after": model_cpu, **cpu},
+        "cpu_share_of_limit": statistics.mean(model_cpu) / holders,
+        "seconds_with_start": round(seconds, 1), **({"usage": usage.points} if parts >= 100 else {}),
     }  # fmt: skip
 
 
@@ -287,8 +298,8 @@ def main() -> None:
     run, shards, distinct = make_collection(folder, options.images, options.side)
     limit = Limit(Scorer(sightline.load(run)))
     settings: dict[str, Any] = {"chunk": CHUNK, "batch": BATCH, "device": "cpu"}
-    work = Work(Predict(run, tuple(shards), **settings), Predict(run, tuple(shards[:2]), **settings), folder, limit)
-    parts, few = options.images // CHUNK, 2 * options.images // SHARDS // CHUNK
+    work = Work(Predict(run, tuple(shards), **settings), Predict(run, tuple(shards[:1]), **settings), folder, limit)
+    parts, few = options.images // CHUNK, options.images // SHARDS // CHUNK
     engines = {"local": work.measure("local", parts, few)}
     cluster = ray.init(num_cpus=max(WORKERS), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     os.environ["RAY_ADDRESS"] = cluster.address_info["gcs_address"]
@@ -299,7 +310,7 @@ def main() -> None:
         "images": options.images, "distinct_contents": distinct, "side": options.side, "parts": parts,
         "images_of_the_curve": few * CHUNK, "torch": torch.__version__, "ray_version": ray.__version__,
         "machine": {"cores": os.cpu_count(), "load_average": os.getloadavg(), "shared_with_other_work": True},
-        "model_limit_images_per_second": limit.measured, **engines, "equal": compare(work, shards),
+        **engines, "equal": compare(work, shards),
     }  # fmt: skip
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     assert all(result["equal"]["files"].values()), result["equal"]["files"]

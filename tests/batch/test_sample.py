@@ -1,4 +1,4 @@
-"""`audit --sample-of`: a random sample of any labelled collection becomes a data folder, on which the report is made."""
+"""`audit --sample-of`: a random sample of any labelled collection becomes a data folder, which is reported on."""
 
 import csv
 import io
