@@ -157,7 +157,7 @@ def measure(packs: Packs, name: str, examples: list[Callable[[], Example]], seed
     order = np.random.default_rng(seed).permutation(len(examples))
     count = min(LEARN, len(examples) // 2)
     learn, test = ([examples[i]() for i in part] for part in (order[:count], order[count : count + TEST]))
-    vit, config = load_backbone(packs.weights, classes=0, seed=seed), Ifam(seed=seed)
+    vit, config = load_backbone(packs.weights, classes=0, seed=seed), Ifam(Path(), seed=seed)
     selector = make_selector(vit, config, 2, 3 * SIDE // 2, selector_depth(config, vit))
     learn_selector(
         selector, Teacher(copy_vit(vit, vit.config), 2 * SIDE), as_tensor([image for image, _ in learn]), seed
