@@ -63,6 +63,16 @@ def masked_method(what, **changes) -> GivenMask:
     ).eval()
 
 
+def recording(function, results: list):
+    """The same function; what it returns is also appended to `results`."""
+
+    def call(*arguments, **settings):
+        results.append(function(*arguments, **settings))
+        return results[-1]
+
+    return call
+
+
 @pytest.fixture
 def images(generator):
     return torch.rand(4, 3, 32, 32, generator=generator)
@@ -213,6 +223,16 @@ def test_the_saliency_methods_patches_must_divide_the_images(toy, tmp_path, size
         UserError, match=rf"16-pixel patches do not divide images of {size}×{size}; choose --size {near}"
     ):
         train(small(toy, tmp_path / "run", **settings))
+
+
+def test_noise_is_that_of_the_training_at_any_size(toy, tmp_path, monkeypatch):
+    """The noise has the images' size in training as well as afterwards; of a ViT's own size it would be tiled."""
+    trained = []
+    monkeypatch.setattr(given_mask, "make_predictor", recording(given_mask.make_predictor, trained))
+    folder = train(small(toy, tmp_path / "run", sight="pixels", fill="noise", size=64))
+    in_training, afterwards = trained[0].colour, load(folder).method.what.colour
+    assert in_training.shape[1:] == (64, 64)
+    assert torch.equal(in_training, afterwards)
 
 
 @pytest.mark.parametrize(

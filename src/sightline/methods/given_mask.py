@@ -221,8 +221,10 @@ def mask_writer(where: Look, config: Train, expects: Input, run: Run, accelerato
 # ---- making ----------------------------------------------------------------------------------------------------------
 
 
-def make_predictor(vit: ViT, config: EarlyMask, classes: int, *, late: bool) -> MaskedViT | LateMaskedViT:
-    copy = copy_vit(vit, replace(vit.config, classes=0 if late else classes), config.seed)
+def make_predictor(
+    vit: ViT, expects: Input, config: EarlyMask, classes: int, *, late: bool
+) -> MaskedViT | LateMaskedViT:
+    copy = copy_vit(vit, replace(vit.config, input=expects, classes=0 if late else classes), config.seed)
     if config.freeze_backbone:
         copy.requires_grad_(False)
         if copy.head is not None:
@@ -261,7 +263,7 @@ def make_early_mask(
     if accelerator.is_main_process:
         record_backbone(run, vit, expects, config)
         run.note(masks=absolute_mask_source(config.masks), **fingerprint)
-    what = make_predictor(vit, config, len(rows.classes), late=late)
+    what = make_predictor(vit, expects, config, len(rows.classes), late=late)
     return GivenMask(what, MaskSettings.of(config), add_masks, where), expects
 
 
@@ -276,7 +278,7 @@ def build_early_mask(
     where = saliency(config.masks, config.seed)
     if where is not None:
         check_saliency_weights(where, facts)
-    what = make_predictor(ViT(vit_config), config, len(facts["data"]["classes"]), late=late)
+    what = make_predictor(ViT(vit_config), vit_config.input, config, len(facts["data"]["classes"]), late=late)
     add_masks = None if where is not None else mask_loader(config.masks)
     return GivenMask(what, MaskSettings.of(config), add_masks, where)
 
