@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import shlex
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from ..cli import parse_flags
 from ..config import Train
 from ..config.bench import Bench
 from ..config.flags import flag_names
+from ..config.relevance import Tuned
 from ..errors import UserError
 from ..methods import trainable_methods
 from ..training.run_folder import NEUTRAL, read_run
@@ -110,8 +111,8 @@ def parse_method(text: str, command: Bench) -> tuple[Train, str]:
     kind = methods[method].config
     shared = shared_flags(command, set(flag_names(kind)), own)
     config = parse_flags(kind, f"--methods {text!r}", [str(command.data), *shared, *own])
-    origin = getattr(config, "init_from", None) or ""
-    if origin and "backbone" in {field.name for field in fields(config)} and "--backbone" not in own:
+    origin = (config.init_from or "") if isinstance(config, Tuned) else ""
+    if origin and "--backbone" not in own:
         config = replace(config, backbone="")
     return config, origin[1:] if origin.startswith("@") else ""
 

@@ -12,22 +12,8 @@ from .exporting import Export, Push
 from .intervening import Intervene
 from .matrix import Matrix
 from .measuring import Compare, Demo, Evaluate, Localize, Shape, Verify
-from .methods import (
-    A2,
-    S2,
-    A2Adapter,
-    A2Dfr,
-    CentreCrop,
-    Dfr,
-    EarlyMask,
-    Erm,
-    Ifam,
-    LateMask,
-    Pdiscoformer,
-    Probe,
-    RandomCrop,
-    Shaping,
-)
+from .methods import A2, S2, A2Adapter, A2Dfr, CentreCrop, Dfr, EarlyMask, Erm, LateMask, Probe, RandomCrop
+from .parts import Ifam, Pdiscoformer, Shaping
 from .relevance import Gradmask, Masktune, Robustvit, Rrr
 from .reweighing import Coral, Cvar, George, Groupdro, Irm, Jtt, Lff
 from .stressing import Stress, Suite

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..errors import UserError
-from .methods import A2, Ifam, Pdiscoformer
+from .methods import A2
+from .parts import Ifam, Pdiscoformer
 from .relevance import Robustvit
 from .training import Train
 

@@ -76,9 +76,13 @@ class Train(Output):
         return self.select
 
     @property
+    def backbones(self) -> tuple[str | None, ...]:
+        """Every backbone that the method looks or predicts with; None: the default."""
+        return (self.backbone,)
+
+    @property
     def folder(self) -> Path:
-        where = getattr(self, "where", None)  # a second backbone, which selects what is seen
-        backbones = "-".join(Path(name).stem.replace(":", "-") for name in (where, self.backbone) if name)
+        backbones = "-".join(Path(name).stem.replace(":", "-") for name in self.backbones if name)
         return self.out or Path("runs") / f"{self.data.stem}-{self.method}-{backbones}-{self.seed}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ from torch import Tensor
 from ..errors import UserError
 from ..interventions.apply import apply_intervention
 from ..interventions.file import Intervention
+from ..methods.base import PartMethod
 from ..metrics.inference import sight_for
 from ..sight import Method, Prediction, Sight
 from ..verify.perturbations import fill, redraws
-from .graph import ExportGraph, PartsGraph, need_onnx
+from .graph import ExportGraph, need_onnx
 
 TOLERANCE = 1e-3  # of probabilities
 SIGHT_TOLERANCE = 0.005  # fraction of an image's sight that may differ: rounding can decide a pixel at a threshold
@@ -91,9 +92,9 @@ class Setting:
 def settings(graph: ExportGraph, images: Tensor) -> Iterator[Setting]:
     """The saved intervention, none, part removal, a forced part, and token removal."""
     yield Setting("as saved")
-    if not isinstance(graph, PartsGraph):
+    if not graph.part_count:
         return
-    parts, plain = graph.method.where.parts, graph.extra_inputs((1, 1))
+    parts, plain = graph.part_count, graph.extra_inputs((1, 1))
     yield Setting("as trained", plain, Intervention())
     if parts > 1:
         for part in (0, parts - 1):
@@ -101,7 +102,7 @@ def settings(graph: ExportGraph, images: Tensor) -> Iterator[Setting]:
             yield Setting(f"without part {part}", plain | {"parts_kept": others}, Intervention(drop=(part,)))
     yield Setting("part 0 forced", plain | {"parts_forced": torch.arange(parts) == 0}, Intervention(force=(0,)))
     with torch.no_grad():
-        distances = graph.method.detect(images).mask_assignment.distances.flatten()
+        distances = cast(PartMethod, graph.method).detect(images).mask_assignment.distances.flatten()
     # Half-way inside the widest gap between two patches: at a patch's own distance rounding would decide.
     ordered = distances.sort().values
     gaps = (ordered[1:] - ordered[:-1])[len(ordered) // 4 : 3 * len(ordered) // 4]

@@ -30,7 +30,7 @@ from ..metrics.inference import sample_evenly
 from ..report.card import card, example
 from ..vit.weights import weights_sha256
 from .check import Agreement, check_against_torch
-from .graph import ExportGraph, PartsGraph, build_graph, need_onnx, to_onnx
+from .graph import ExportGraph, build_graph, need_onnx, to_onnx
 
 if TYPE_CHECKING:
     from ..verify.verify import Certificate
@@ -108,10 +108,10 @@ def with_defaults(proto: Any, graph: ExportGraph, saved: Intervention | None) ->
 
 
 def default_inputs(graph: ExportGraph, saved: Intervention | None) -> dict[str, Tensor]:
-    if not isinstance(graph, PartsGraph):
+    if not graph.part_count:
         return {}
     inputs, saved = graph.extra_inputs((1, 1)), saved or Intervention()
-    parts = torch.arange(graph.method.where.parts)
+    parts = torch.arange(graph.part_count)
     inputs["parts_kept"] &= ~torch.isin(parts, torch.tensor(saved.drop, dtype=parts.dtype))
     inputs["parts_forced"] |= torch.isin(parts, torch.tensor(saved.force, dtype=parts.dtype))
     if saved.quantile is not None and saved.thresholds is not None:
@@ -171,9 +171,7 @@ def model_facts(
     model: Model, graph: ExportGraph, saved: Intervention | None, agreement: Agreement, proto: Any
 ) -> dict[str, Any]:
     """The content of model.json: what a program needs to know to use the file."""
-    names = None
-    if isinstance(graph, PartsGraph):
-        names = [(saved or Intervention()).names.get(k, f"part {k}") for k in range(graph.method.where.parts)]
+    names = [(saved or Intervention()).names.get(k, f"part {k}") for k in range(graph.part_count)] or None
     inputs = {tensor.name: describe_tensor(tensor) for tensor in proto.graph.input}
     for name, value in default_inputs(graph, saved).items():
         inputs[name]["default"] = [None if x == math.inf else x for x in value.tolist()]

@@ -25,7 +25,6 @@ from ..data.multicrop import resize_matrix
 from ..errors import UserError
 from ..methods.base import PartMethod
 from ..methods.given_mask import GivenMask
-from ..methods.ifam import IFam
 from ..methods.pair import Pair
 from ..sight import Method, Prediction, Sight, inside_boxes
 from ..vit.model import Input
@@ -73,6 +72,7 @@ class ExportGraph(nn.Module):
     """A method as one function of tensors: subclasses define `forward`."""
 
     sight_outputs: tuple[str, ...] = ()  # the outputs that make up the sight; empty: the prediction is not blind
+    part_count = 0  # discovered parts; with any, the graph has the intervention inputs
 
     def __init__(self, method: nn.Module):
         super().__init__()
@@ -116,15 +116,14 @@ class PartsGraph(ExportGraph):
 
     def __init__(self, method: PartMethod):
         super().__init__(method)
-        exact = isinstance(method, IFam) and method.pixels is not None
-        self.sight_outputs = ("keep", "keep_pixels") if exact else ("keep",)
+        self.part_count = method.part_count
+        self.sight_outputs = ("keep", "keep_pixels") if method.hides_pixels else ("keep",)
 
     def extra_inputs(self, size: tuple[int, int]) -> dict[str, Tensor]:  # noqa: ARG002
-        parts = self.method.where.parts
         return {
-            "parts_kept": torch.ones(parts, dtype=torch.bool),
-            "parts_forced": torch.zeros(parts, dtype=torch.bool),
-            "distance_limits": torch.full((parts,), torch.inf),
+            "parts_kept": torch.ones(self.part_count, dtype=torch.bool),
+            "parts_forced": torch.zeros(self.part_count, dtype=torch.bool),
+            "distance_limits": torch.full((self.part_count,), torch.inf),
         }
 
     @property

@@ -206,6 +206,7 @@ class PartMethod(Trainable, Method):
     part_count = 1  # replaced by each instance
     pools = False  # the prediction is pooled from the features of stage 1
     refines = False  # stage 1 looks a second time, at an enlarged window
+    hides_pixels = False  # the sight is exact to the pixel, not to the patch
     teacher: Teacher | None = None  # finds the foreground before training, if stage 1 is found by clustering
 
     def __init__(self, where: PartDiscovery, settings: PartSettings):

@@ -89,6 +89,10 @@ class IFam(PartMethod):
     def refines(self) -> bool:
         return self.pixels is not None and self.pixels.refine
 
+    @property
+    def hides_pixels(self) -> bool:
+        return self.pixels is not None
+
     # ---- look and judge ----------------------------------------------------------------------------------------------
 
     def detect(self, images: Tensor) -> PartDetections:
