@@ -175,7 +175,7 @@ def test_weights_of_a_diverged_loss_are_never_saved(toy, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Classifier, "forward", breaks)
     with pytest.raises(UserError, match="lower --lr"):
-        train(small(toy, tmp_path / "run", save_minutes=0.0))
+        train(small(toy, tmp_path / "run", save_minutes=0.0, grad_accum=1))
     tensors, facts = load_tensors(tmp_path / "run" / "last.safetensors")
     assert facts["step"] == 2
     assert all(tensor.isfinite().all() for tensor in tensors.values())
@@ -190,7 +190,7 @@ def test_the_best_checkpoint_survives_a_diverged_loss(toy, tmp_path, monkeypatch
 
     monkeypatch.setattr(Classifier, "forward", breaks)
     with pytest.raises(UserError, match="in epoch 2; train again with a lower --lr"):
-        train(small(toy, tmp_path / "run"))
+        train(small(toy, tmp_path / "run", grad_accum=1))
     tensors, facts = load_tensors(tmp_path / "run" / "best.safetensors")
     assert facts["epoch"] == 1
     assert all(tensor.isfinite().all() for tensor in tensors.values())

@@ -43,10 +43,12 @@ from .training.checks import (
     check_divisible,
     check_files_exist,
     check_processes,
+    check_same_precision,
     suggesting_check,
     validate_config,
 )
 from .training.distributed import deterministic, make_accelerator, shard_parameters, whole
+from .training.machine import micro_batch_count
 from .training.progress import Progress, Speed, now
 from .training.run_folder import RESUME, Run, begin_run, digests_of, read_run, run_ending
 from .training.schedule import base_lr, cosine_decay, make_optimizer, set_learning_rate, update_ema, warmup_factor
@@ -87,7 +89,9 @@ def begin_together(config: Train, rows: Rows, accelerator: Accelerator) -> Run:
             check_files_exist(rows)
             copies = check_copies(config, rows)
             run = begin_run(config, rows)
-            run.note(copies=copies, processes=accelerator.num_processes, device=str(accelerator.device))
+            precision = check_same_precision(run, accelerator)
+            device = str(accelerator.device)
+            run.note(copies=copies, processes=accelerator.num_processes, device=device, precision=precision)
         except UserError as error:
             problem = str(error)
     (problem,) = broadcast_object_list([problem])
@@ -166,7 +170,8 @@ def set_up(model: Trainable, context: TrainContext, config: Loop, to_close: Exit
     done, main = position.epoch * len(batches) + position.step, accelerator.is_main_process
     cheaper = cheaper_ways(config) if accelerator.device.type == "cpu" else ""
     steps = config.epochs * len(batches)
-    progress = Progress(steps, done, main, processes=accelerator.num_processes, cheaper=cheaper)
+    processes, cached = accelerator.num_processes, config.cache is not None
+    progress = Progress(steps, done, main, processes=processes, cheaper=cheaper, cached=cached)
     to_close.callback(progress.close)
     return TrainState(
         model=model, wrapped=wrapped, optimizer=optimizer, ema=ema, replica=replica, position=position, batches=batches,
@@ -189,7 +194,7 @@ def train_epoch(state: TrainState) -> Speed:
     position, config, batches, model = state.position, state.config, state.batches, state.model
     accelerator, device = state.context.accelerator, state.context.accelerator.device
     model.train()
-    began, waited, first = now(device), batches.wait_seconds, position.step
+    began, waited, first, settings = now(device), batches.wait_seconds, position.step, None
     try:
         for batch in batches.epoch(position.epoch, start=position.step):
             positions = positions_in_epoch(position.step, len(batch), batches)
@@ -197,7 +202,9 @@ def train_epoch(state: TrainState) -> Speed:
             set_learning_rate(state.optimizer, info, config.warmup)
             torch.manual_seed(step_seed(info, accelerator.process_index))
             train_batch = model.make_train_batch(batch.to(device), state.augment, info)
-            losses = train_step(state.wrapped, train_batch, state.optimizer, accelerator, config, batches.batch)
+            position.micro_batches = position.micro_batches or micro_batch_count(state, train_batch)
+            settings = settings or replace(config, grad_accum=position.micro_batches)
+            losses = train_step(state.wrapped, train_batch, state.optimizer, accelerator, settings, batches.batch)
             model.after_step(info)
             if state.ema is not None and config.ema:
                 update_ema(state.ema, model, config.ema, info.number)
@@ -257,7 +264,7 @@ def undivided(state: TrainState) -> Trainable:
 def train_step(wrapped, batch: TrainBatch, optimizer, accelerator, config: Loop, total: int) -> dict[str, Tensor]:
     """One optimiser step on this process's share of a batch of `total` images, with gradient accumulation and clipping;
     returns the losses, weighted by that share."""
-    pieces = batch.micro_batches(min(config.grad_accum, len(batch.labels)))
+    pieces = batch.micro_batches(min(config.grad_accum or 1, len(batch.labels)))
     sums: dict[str, Tensor] = {}
     for k, piece in enumerate(pieces):
         last = k == len(pieces) - 1
@@ -326,6 +333,7 @@ def resume_state(
         sums = {name: own_sum(value, accelerator) for name, value in facts["sums"].items()}
         facts["sums"] = {name: torch.tensor(value, device=device) for name, value in sums.items()}
         position = LoopPosition(**facts)
+        position.micro_batches = position.micro_batches or run.facts["config"].get("grad_accum") or 0
     if main:
         run.cut_log(position.epoch)
     accelerator.wait_for_everyone()

@@ -88,3 +88,12 @@ def test_a_terminal_shows_one_bar_at_a_time(monkeypatch, capsys):
     assert list(watched(iter("ab"), 2, "listening")) == ["a", "b"]
     with bar("reading", 1) as again:
         assert again is not None
+
+
+@pytest.mark.parametrize(("cached", "waited", "lines"), [(False, 30.0, 1), (True, 30.0, 0), (False, 9.0, 0)])
+def test_waiting_for_images_is_advised_against_once_and_not_with_a_cache(capsys, cached, waited, lines):
+    progress = Progress(steps=3, done=0, show=True, cached=cached)
+    for _ in range(2):
+        progress.epoch({"epoch": 1, "loss": 1.0, "last": 0.0}, "last", Speed(9, 60.0, waited))
+    progress.close()
+    assert capsys.readouterr().err.count("--cache FOLDER keeps them decoded") == lines

@@ -54,6 +54,9 @@ class Pretrain(Loop):
 
     batch: Count = 512
     """Batch size, summed over all processes."""
+    grad_accum: Count = 1
+    """Gradient accumulation: number of micro-batches that a batch is split into, to save memory; they share no image
+    statistics."""
     epochs: Count = 100
     """Number of passes over the training data."""
     warmup: NotNegative = 10.0

@@ -54,8 +54,8 @@ class Bench(Checked):
     """Data-loading processes of each run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Floating-point precision; bf16 is mixed precision."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Floating-point precision; bf16 is mixed precision; `auto` takes it on a GPU that computes in it."""
     cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images and features. Default: cache, in --out."""
 

@@ -80,6 +80,10 @@ class Pdiscoformer(Loop):
     method: ClassVar[str] = "pdiscoformer"
 
     @property
+    def compares_images(self) -> bool:
+        return not self.clusters and self.shaping.presence > 0
+
+    @property
     def hides_pixels(self) -> bool:
         return False
 

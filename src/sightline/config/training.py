@@ -4,12 +4,13 @@ argument."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from .flags import RUN, Dataset, Writes
 from .limits import Count, InnerFraction, NotNegative, Processes, Seed, Side
+from .machine import default_workers
 from .output import Output
 
 Balance = Literal["none", "classes", "groups", "logit-adjustment"]
@@ -47,14 +48,14 @@ class Train(Output):
     """Random seed of initialisation, data order, augmentation and noise."""
     split_seed: Seed = 0
     """Seed of the random train/val/test split, if the data define none; independent of --seed."""
-    workers: Processes = 2
-    """Data-loading processes."""
+    workers: Processes = field(default_factory=default_workers)
+    """Data-loading processes. Default: one per core, from 2 to 8."""
     cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images and features for this run and later ones."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Floating-point precision; bf16 is mixed precision."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Floating-point precision; bf16 is mixed precision; `auto` takes it on a GPU that computes in it."""
     deterministic: bool = False
     """Deterministic GPU kernels: bitwise reproducible, slightly slower. On the CPU training always is."""
     allow_copies: bool = False
@@ -102,8 +103,9 @@ class Loop(Train):
     """AdamW weight decay; the effective value is this divided by √(total steps)."""
     clip_grad: NotNegative = 2.0
     """Maximum gradient norm; 0 disables clipping."""
-    grad_accum: Count = 1
-    """Gradient accumulation: number of micro-batches that a batch is split into, to save memory."""
+    grad_accum: Count | None = None
+    """Gradient accumulation: number of micro-batches that a batch is split into, to save memory. Default: as many as
+    the free memory asks for, usually 1."""
     ema: InnerFraction | None = None
     """Decay of the exponential moving average (EMA) of the weights, such as 0.999; None: no EMA."""
     augment: Literal["none", "flip", "light", "published", "imagenet"] = "light"
@@ -121,3 +123,8 @@ class Loop(Train):
     not fit into one GPU. With erm; not with --ema or --compile."""
     compile: bool = False
     """Compile the ViT blocks (torch.compile): about a minute at the start, then faster on a GPU."""
+
+    @property
+    def compares_images(self) -> bool:
+        """Whether a loss depends on several images of a batch together, so that micro-batches change it."""
+        return self.weighs_batches

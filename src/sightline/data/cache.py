@@ -26,11 +26,13 @@ import PIL
 import torch
 from torch import Tensor
 
+from ..config.machine import available_cores
 from ..console.terminal import watched
 from ..errors import UserError
 from .batches import Workers
 from .fingerprints import content_marks
 from .images import Preprocess, decode
+from .memory import free_bytes
 from .rows import Rows
 
 FORMAT = 3
@@ -81,7 +83,7 @@ class Cache:
         built, writer = not _is_complete(path, layout), _Writer(rows, indices, preprocess, layout, path)
         if built:
             useful = max(1, len(indices) // (2 * CHUNK))
-            built = _build(writer, path, min(useful, workers or _cpu_count()))
+            built = _build(writer, path, min(useful, workers or available_cores()))
         return _memory_map(path, writer, built)
 
     @property
@@ -95,7 +97,7 @@ class Cache:
     def to(self, device: torch.device | str, *, max_bytes: int | None = None) -> Cache:
         """A copy in device memory if it takes at most `max_bytes` (default: half of what is free), else unchanged."""
         device = torch.device(device)
-        if self.nbytes > (_free_bytes(device) // 2 if max_bytes is None else max_bytes):
+        if self.nbytes > (free_bytes(device) // 2 if max_bytes is None else max_bytes):
             return self
         self.check(np.arange(len(self.indices)))
         masks = None if self.masks is None else self.masks.to(device, copy=True)
@@ -341,13 +343,3 @@ def _write_error(folder: Path, error: OSError, needed: int) -> UserError:
             "another folder, or run without --cache"
         )
     return UserError(f"{folder}: cannot write the cache of decoded images ({reason}); choose another folder")
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _cpu_count() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,7 +9,6 @@ interrupted build leaves `NAME.partial`, and the same command continues from the
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -21,6 +20,7 @@ import PIL
 from PIL import Image
 
 from ..config import Build, Data
+from ..config.machine import available_cores
 from ..console.files import as_csv, inside, save_image, write
 from ..console.terminal import counted, watched
 from ..errors import UserError
@@ -175,7 +175,7 @@ def _write_images(
         folder=folder,
         quality=options.quality,
     )
-    workers = options.workers or _available_cores()
+    workers = options.workers or available_cores()
     pooled = workers > 1 and len(plans) >= MIN_FOR_POOL
     rows = map_in_processes(job, plans, workers, chunk=16) if pooled else map(job, plans)
     yield from watched(rows, len(plans), "making images")
@@ -231,10 +231,6 @@ def _versions() -> dict[str, str]:
     from .. import __version__
 
     return {"sightline": __version__, "pillow": PIL.__version__}
-
-
-def _available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -365,7 +365,7 @@ def check_part_config(config: Pdiscoformer, accelerator: Accelerator, *, mask_gr
         raise UserError(
             "No loss reaches the part selector: enable --classify-parts, a --shaping loss or --mask-gradient"
         )
-    if config.grad_accum > 1 and config.shaping.presence and accelerator.is_main_process:
+    if (config.grad_accum or 1) > 1 and config.compares_images and accelerator.is_main_process:
         print(
             "note: with --grad-accum the presence loss asks for every part in each micro-batch, not in the whole batch"
         )

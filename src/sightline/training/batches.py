@@ -73,7 +73,8 @@ def inference_batch_size(config: Train) -> int:
     """Inference keeps no activations, so its batches may be larger than those of training."""
     if not isinstance(config, Loop):
         return config.batch
-    return max(config.batch, min(MIN_INFERENCE_BATCH, INFERENCE_PER_TRAIN_IMAGE * config.batch // config.grad_accum))
+    at_once = config.batch // (config.grad_accum or 1)
+    return max(config.batch, min(MIN_INFERENCE_BATCH, INFERENCE_PER_TRAIN_IMAGE * at_once))
 
 
 def open_cache(context: TrainContext, preprocess: Preprocess, indices: np.ndarray, config: Train) -> Cache | None:

@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from accelerate import Accelerator
 
 from ..config import Dfr, Loop, Train
 from ..data.copies import find_copies
 from ..data.fingerprints import file_fingerprints
 from ..data.rows import SPLITS, Rows
 from ..errors import UserError
+from .run_folder import Run
 from .trainable import Trainable
 
 
@@ -51,7 +53,7 @@ def validate_config(config: Train, rows: Rows) -> None:
 def loop_problems(config: Loop, rows: Rows, no_groups: str) -> list[tuple[bool, str]]:
     return [
         (
-            config.grad_accum > 1 and config.weighs_batches,
+            (config.grad_accum or 1) > 1 and config.weighs_batches,
             f"--grad-accum {config.grad_accum}: {config.method} weights the images of a whole batch; lower --batch "
             "instead",
         ),
@@ -71,8 +73,8 @@ def raise_first(problems: list[tuple[bool, str]]) -> None:
 
 def check_processes(config: Train, rows: Rows, processes: int) -> None:
     """Processes with different numbers of micro-batches would wait for each other for ever."""
-    if isinstance(config, Loop) and processes > 1 and config.grad_accum > 1:
-        check_even_split(min(config.batch, len(rows.split_indices("train"))), processes, config.grad_accum)
+    if isinstance(config, Loop) and processes > 1 and (config.grad_accum or 1) > 1:
+        check_even_split(min(config.batch, len(rows.split_indices("train"))), processes, config.grad_accum or 1)
 
 
 def check_divisible(model: Trainable, config: Loop, processes: int) -> None:
@@ -129,6 +131,16 @@ def check_copies(config: Train, rows: Rows) -> str:
             f"({split}); remove them from test, or train with --allow-copies, and the results will say so"
         )
     return copies.sentence
+
+
+def check_same_precision(run: Run, accelerator: Accelerator) -> str:
+    """The precision of this training, which must be that in which a resumed run began: what --precision auto chooses
+    depends on the machine."""
+    now = "bf16" if accelerator.mixed_precision == "bf16" else "fp32"
+    before = run.facts.get("precision", run.facts["config"].get("precision", now))
+    if before not in ("auto", now):
+        raise UserError(f"{run.folder}: began in {before}, not {now}; continue it with --precision {before}")
+    return now
 
 
 @contextmanager

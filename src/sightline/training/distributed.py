@@ -18,7 +18,8 @@ from ..vit.model import Block
 
 
 def make_accelerator(device: str = "auto", precision: str = "fp32") -> Accelerator:
-    """For a device (`auto`, `cpu`, `cuda`) and a precision (`fp32`, `bf16`). Replaces the accelerator made before."""
+    """For a device (`auto`, `cpu`, `cuda`) and a precision (`auto`, `fp32`, `bf16`). Replaces the accelerator made
+    before."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no GPU that PyTorch can use; choose --device cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -28,7 +29,14 @@ def make_accelerator(device: str = "auto", precision: str = "fp32") -> Accelerat
         # If the first wrapped model imported it, the default arguments of its functions would keep the process group
         # alive; the group's threads would then outlive Python and occasionally abort.
         import_module("torch.distributed.nn.functional")
+    if precision == "auto":
+        precision = "bf16" if device != "cpu" and computes_in_bf16() else "fp32"
     return Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bf16" else "no")
+
+
+def computes_in_bf16() -> bool:
+    """Whether there is a GPU that computes in bf16 itself, instead of converting to fp32 and back."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 @contextmanager

@@ -12,6 +12,8 @@ import torch
 from ..console.terminal import SCREEN, TERMINAL_LOCK, ProgressLines, duration, say
 
 STEPS_MEASURED = 3  # after the first, which is slower, to tell how long training will take
+SECONDS_WAITED = 10.0  # in an epoch, from which a cache is advised
+WAITS = "Training waits for images: --cache FOLDER keeps them decoded, and more --workers decode them faster."
 LONG = 180.0  # seconds of training on a CPU from which cheaper ways are named
 
 
@@ -48,11 +50,11 @@ def now(device: torch.device) -> float:
 class Progress:
     """A bar over all steps of a training run, or a line every half minute; and a line per epoch."""
 
-    def __init__(self, steps: int, done: int, show: bool, processes: int = 1, cheaper: str = ""):
+    def __init__(self, steps: int, done: int, show: bool, processes: int = 1, cheaper: str = "", cached: bool = False):
         self.show = show and not SCREEN.quiet
         self.loss_label = "loss" if processes == 1 else "loss of this process"
         self.bar, self.steps, self.first, self.total = None, 0, done, steps
-        self.cheaper, self.began = cheaper, 0.0
+        self.cheaper, self.began, self.waits = cheaper, 0.0, "" if cached else WAITS
         self.lines = None
         if not self.show:
             return
@@ -100,6 +102,9 @@ class Progress:
             if "coverage" in line:
                 metrics.append(f"sees {line['coverage']:.0%} ± {line['coverage_sd']:.0%} of the image")
             say(", ".join([f"epoch {line['epoch']}: loss {line['loss']:.4f}", *metrics, str(speed)]))
+            if self.waits and speed.waiting_share > 0.3 and speed.waiting > SECONDS_WAITED:
+                say(self.waits)
+                self.waits = ""
 
     def close(self) -> None:
         if self.bar is not None:

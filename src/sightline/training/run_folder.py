@@ -52,6 +52,9 @@ NEUTRAL = (
 )
 
 
+OPEN = {"precision": "auto", "grad_accum": None}  # left to the machine: what it chose is recorded with the run
+
+
 @dataclass(frozen=True)
 class Run:
     folder: Path
@@ -206,7 +209,8 @@ def different_settings(stored: Mapping[str, Any], config: Train) -> str:
         {name: value for name, value in json.loads(json.dumps(asdict(c), default=str)).items() if name not in NEUTRAL}
         for c in (stored_config(type(config), stored), config)
     )
-    different = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    left_open = {name for name, value in OPEN.items() if value in (before.get(name), now.get(name))}
+    different = sorted(k for k in (before.keys() | now.keys()) - left_open if before.get(k) != now.get(k))
     return ", ".join(f"{k}: {before.get(k)} then, {now.get(k)} now" for k in different[:3])
 
 

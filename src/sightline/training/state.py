@@ -31,6 +31,7 @@ class LoopPosition:
     best_epoch: int | None = None
     sums: dict[str, Tensor] = field(default_factory=dict)  # losses of the epoch so far, in this process
     finished: bool = False
+    micro_batches: int = 0  # into which every batch is split; 0: not decided yet
     unsaved: dict[str, Tensor] = field(default_factory=dict)  # best weights, on the main process, until they are saved
 
     def stored(self, sums: dict[str, list[float]]) -> dict[str, Any]:
