@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +10,7 @@ from tyro.conf import arg
 
 from .flags import SOFTWARE, Dataset, Writes
 from .limits import Checked, Count, Processes, Seed
+from .machine import default_workers
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Bench(Checked):
     """Draw the figures of index.html."""
     split_seed: Seed = 0
     """Seed of the random train/val/test split, if the data define none."""
-    workers: Processes = 2
-    """Data-loading processes of each run."""
+    workers: Processes = field(default_factory=default_workers)
+    """Data-loading processes of each run. Default: one per core, from 2 to 8."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

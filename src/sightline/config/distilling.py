@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from .flags import RUN, RunFolder, Writes
 from .limits import Checked, Count, NotNegative, Processes, Seed, Side
+from .machine import default_workers
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Distill(Checked):
     """Batch size, summed over all processes."""
     seed: Seed = 0
     """Random seed of data order and augmentation."""
-    workers: Processes = 2
-    """Data-loading processes."""
+    workers: Processes = field(default_factory=default_workers)
+    """Data-loading processes. Default: one per core, from 2 to 8."""
     cache: Annotated[Path | None, Writes()] = None
     """Folder that caches decoded images for this run and later ones."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
