@@ -132,7 +132,7 @@ def prove(command: Demo) -> dict[str, str]:
     images = toy.images.float() / 255
     verdicts, shown = {}, {"images": images}
     captions = {
-        "a2": "what A² sees",
+        "a2": "what A2 sees",
         "ifam": "what iFAM sees",
         "patches": "given masks, patches: background at every border",
         "pixels": "given masks, pixels",

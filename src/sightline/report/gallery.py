@@ -86,7 +86,8 @@ class Selection:
 
 
 def select_images(found: SurveyResults, most: int, seed: int, intervention: Intervention) -> Selection:
-    """At most `most` thumbnails: a fifth for the most confident errors, which are shown twice; the rest for parts."""
+    """At most `most` thumbnails: a fifth for the most confident errors, which are shown twice; of
+    the rest a third for the overview of all groups, two thirds for parts."""
     generator, predictions = np.random.default_rng(seed), found.predictions
     cells = predictions.labels if predictions.groups is None else predictions.groups
     wrong = np.flatnonzero(~predictions.correct)
@@ -94,12 +95,12 @@ def select_images(found: SurveyResults, most: int, seed: int, intervention: Inte
     errors = by_confidence[: min(MAX_ERRORS, most // 10)]
     left = most - 2 * len(errors)
     numbers = [] if found.areas is None else [k for k in range(found.areas.shape[1]) if k not in intervention.drop]
-    per_part = min(PER_PART, left // (len(numbers) + 1)) if numbers else 0
+    count = min(OVERVIEW, left // 3 if numbers else left)
+    per_part = min(PER_PART, (left - count) // len(numbers)) if numbers else 0
     parts = {}
     for part in numbers:
         assert found.areas is not None
         parts[part] = sample_balanced(np.flatnonzero(found.areas[:, part] > 0), cells, per_part, generator)
-    count = min(PER_PART if numbers else OVERVIEW, left - sum(map(len, parts.values())))
     return Selection(sample_balanced(np.arange(len(predictions)), cells, count, generator), parts, errors)
 
 
