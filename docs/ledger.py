@@ -70,8 +70,9 @@ MEASURED = {  # what a user would type: the row's name, and its file
     "`ifam --sight patches`, as in the papers (K = 1)": ("iFAM K=1", "papers"),
     "`ifam --sight patches`, as in the papers (K = 4)": ("iFAM K=4", "papers"),
     "`ifam --preset published` (K = 1)": ("iFAM K=1, published", "papers"),
-    "`ifam --refine False`": ("iFAM K=1, pixels, look once", "pixels"),
-    "**`ifam`**, the default": ("iFAM K=1, pixels", "pixels"),
+    "`ifam --selector learned --parts 1 --refine False`": ("iFAM K=1, pixels, look once", "pixels"),
+    "`ifam --selector learned --parts 1`": ("iFAM K=1, pixels", "pixels"),
+    "**`ifam`**, the default (K = 4)": ("iFAM K=4, clusters", "selector"),
 }
 PAIRED = {  # cells of the matrix, all with the ViT-Ti of the other table
     "`centre-crop`": ("centre", "crop-probe"),
@@ -195,19 +196,24 @@ def command_for(study: str, recipes: dict[str, str]) -> str:
 
 
 def measured(results: Path = RESULTS) -> str:
-    files = {
-        name: {row["row"]: row for row in read(results / f"wbr_ti_{name}.json")["rows"]}
-        for name in ("papers", "pixels")
-    }
+    names = {"papers": "wbr_ti_papers", "pixels": "wbr_ti_pixels", "selector": "selector_wbr"}
+    files = {key: {row["row"]: row for row in read(results / f"{name}.json")["rows"]} for key, name in names.items()}
     rows: list[tuple[str, ...]] = [("`sightline train …`", "seeds", "mean of groups", "worst group", "pixel IoU")]
     for words, (name, file) in MEASURED.items():
         row = files[file][name]
-        found, seen = row["metrics"]["test"], ((row.get("sight") or {}).get("test") or {}).get("pixel_iou")
-        iou = "" if seen is None or "true" in name else f"{seen['value']:.2f}"
+        found, iou = row["metrics"]["test"], "" if "true" in name else pixel_iou(row)
         rows.append(
             (words, str(len(row["seeds"])), percent(found["mean_of_groups"]), percent(found["worst_group"]), iou)
         )
     return table(*rows)
+
+
+def pixel_iou(row: dict[str, Any]) -> str:
+    """The mean over images and seeds, or the range of the seeds."""
+    if by_seed := row.get("pixel_iou"):
+        return f"{min(by_seed):.2f} to {max(by_seed):.2f}"
+    seen = ((row.get("sight") or {}).get("test") or {}).get("pixel_iou")
+    return "" if seen is None else f"{seen['value']:.2f}"
 
 
 def paired(results: Path = RESULTS) -> str:
