@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 
-.PHONY: demo test browser check format speed backbone docs clean
+.PHONY: demo test browser check format speed backbone docs lock clean
 
 demo: $(STAMP)     ## six methods on embedded images: who uses the background, and what is proved
 	@$(BIN)/sightline demo
@@ -48,13 +48,22 @@ backbone: $(STAMP) runs/toy-60k/rows.csv
 	$(BIN)/sightline pretrain runs/toy-60k --arch nano --out runs/sightline-nano --epochs 18 --warmup 2 --prototypes 4096 \
 	    --head-width 1024 --global-size 64 --local-size 32 --precision bf16 --compile --workers $(CORES) --resume
 
-# The constraints hold torch at one build; without them pip may fetch gigabytes of CUDA packages.
-$(STAMP): pyproject.toml constraints.txt
+# Everything but torch is checked against the hashes of requirements.lock, also what builds the package itself. Which
+# build of torch is right depends on the machine: its version is pinned, and without the pin pip may fetch gigabytes.
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location \
+    --root-user-action=ignore
+
+$(STAMP): pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv (once, some minutes) ..."
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-script-location \
-	    --root-user-action=ignore -c constraints.txt -e '.[dev]'
+	@$(PIP) --require-hashes --no-deps -r requirements.lock
+	@$(PIP) -c constraints.txt torch
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip check
 	@touch $@
+
+lock:              ## the hashes of the versions in constraints.txt, from PyPI
+	$(PYTHON) .ci/lock.py
 
 clean:
 	rm -rf .venv runs build dist site .pytest_cache .ruff_cache .hypothesis

@@ -30,6 +30,7 @@ from record import record
 from sightline.sight import Prediction, Sight
 from sightline.verify.kernels import attention_kernels
 from sightline.verify.perturbations import NOISE_SCALES, NOT_NUMBERS, fill
+from trust import record as record_row
 
 FORMATS = ("float32", "bfloat16", "float16", "float32, bfloat16 autocast")
 BATCHES = {"cpu": (1, 3, 16), "cuda": (1, 16, 256)}
@@ -239,6 +240,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--eager-only", action="store_true", help="neither compiled blocks nor ONNX files")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="JSON file")
+    parser.add_argument("--row", type=Path, help="JSON file for a row of the result: redraws, and those that changed")
     arguments = parser.parse_args(words)
     arguments.batches = tuple(arguments.batches or BATCHES[arguments.device])
     return arguments
@@ -300,6 +302,8 @@ def main() -> int:
     print(found["sentence"], *found["not_run"], sep="\n")
     if arguments.out is not None:
         record(arguments.out, arguments.device, found)
+    if arguments.row is not None:
+        record_row(arguments.row, f"proof under stress, {arguments.device}", found["redraws"], found["changed"])
     return int(bool(found["changed"] or found["differing_bits"] or found["controls_without_effect"]))
 
 

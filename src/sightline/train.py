@@ -144,7 +144,7 @@ def fit(model: Trainable, context: TrainContext, config: Loop) -> Trainable:
     for module in model.modules():
         module._compiled_call_impl = None  # as in `validate`
     best = state.replica or model
-    best.load_state_dict(load_tensors(context.run.best)[0])
+    best.load_state_dict(load_tensors(context.run.best, checksum=context.run.has_checksums)[0])
     return best.eval()
 
 
@@ -327,7 +327,7 @@ def resume_state(
     where to start from."""
     tensors, position, device, main = {}, LoopPosition(), accelerator.device, accelerator.is_main_process
     if resume and run.last.exists():
-        tensors, facts = load_tensors(run.last)
+        tensors, facts = load_tensors(run.last, checksum=run.has_checksums)
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         unpack_weights(tensors, model, ema)
         sums = {name: own_sum(value, accelerator) for name, value in facts["sums"].items()}

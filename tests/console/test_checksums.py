@@ -8,6 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from sightline.config import Evaluate
 from sightline.console import checksums
@@ -19,9 +21,11 @@ from sightline.errors import UserError
 from sightline.export.push import files_to_publish
 from sightline.load import load_as_trained
 from sightline.training.checkpoint import load_cached, load_tensors, save_tensors
-from sightline.vit.checksums import stored_checksum
+from sightline.vit.checksums import KEY, stored_checksum
+from sightline.vit.weights import load_backbone, save_backbone
 
-from ..commands import QUICK, typed
+from ..commands import QUICK, SMALL, typed
+from ..conftest import small_vit
 
 
 def flip(path, at):
@@ -106,10 +110,55 @@ def test_results_of_one_split_are_not_taken_for_another_file(run, runs):
     assert "is not about the predictions in" in typed("compare", run, runs / "probe")[2]
 
 
+def strip(path):
+    """Write weights as other programs do: the same tensors and texts, without the checksum."""
+    with safe_open(str(path), framework="pt") as file:
+        texts = {name: text for name, text in file.metadata().items() if name != KEY}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, texts)
+    assert stored_checksum(path) is None
+
+
+def test_weights_that_lost_their_checksum_are_refused(run, runs):
+    """Because run.json says that they were written with one; results know them by it, too."""
+    strip(run / "best.safetensors")
+    for command in (("predict", run, "x.png"), ("evaluate", run, *QUICK), ("export", run)):
+        code, _, err = typed(*command)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "damaged: it was written with a checksum, and has none; restore it, or train again" in err
+    assert "is of other weights than best.safetensors" in typed("compare", run, runs / "probe")[2]
+
+
+def test_a_training_is_not_resumed_from_a_checkpoint_that_lost_its_checksum(run, toy):
+    strip(run / "last.safetensors")
+    code, _, err = typed("train", "erm", toy, *SMALL, "--epochs", 1, "--out", run, "--resume")
+    assert (code, f"{run / 'last.safetensors'}: damaged: it was written with a checksum" in err) == (2, True), err
+
+
+def test_a_cache_without_checksum_is_computed_again(tmp_path, capsys):
+    path = tmp_path / "cached.safetensors"
+    save_tensors(path, {"features": torch.rand(3, 4)}, {})
+    assert load_cached(path) is not None
+    strip(path)
+    assert load_cached(path) is None
+    assert "damaged; it is computed again" in capsys.readouterr().err
+
+
+def test_backbones_need_no_checksum(tmp_path):
+    """Those of other programs have none."""
+    save_backbone(small_vit(), tmp_path / "tiny.safetensors")
+    strip(tmp_path / "tiny.safetensors")
+    assert load_backbone(tmp_path / "tiny.safetensors").config == small_vit().config
+
+
 def test_runs_without_checksums_are_still_read(run, runs, toy):
     """As of earlier versions."""
     for mark in run.rglob("*.sha256"):
         mark.unlink()
+    strip(run / "best.safetensors")
+    facts = json.loads((run / "run.json").read_text())
+    assert facts.pop("checksums") is True
+    (run / "run.json").write_text(json.dumps(facts))
     content = json.loads((run / "metrics.json").read_text())
     (run / "metrics.json").write_text(json.dumps({"selected_by": "balanced", "splits": content["splits"]}))
     assert typed("compare", run, runs / "probe")[0] == 0

@@ -15,6 +15,8 @@ from ..small_runs import small
 from .fuzz import fuzz
 from .readers import kinds
 
+COSTS = 5
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -29,9 +31,11 @@ def main() -> int:
         run = train(small(toy, Path(folder, "run"), epochs=1))
         every = kinds(Path(folder, "files"), run)
         found = {name: every[name] for name in options.only or every}
+        costly = sum(kind.costly for kind in found.values())
         for name, kind in found.items():
             began = time.monotonic()
-            outcome = fuzz(kind, count_for(kind.costly, len(found), options.many), Path(folder, "files"), options.seed)
+            count = count_for(kind.costly, len(found), costly, options.many)
+            outcome = fuzz(kind, count, Path(folder, "files"), options.seed)
             distinct = sorted({failure.partition(" for b")[0] for failure in outcome.failures})
             print(
                 f"{name}: {outcome.tried:,} files, {outcome.read:,} read, {outcome.refused:,} refused, "
@@ -44,9 +48,10 @@ def main() -> int:
     return int(failed > 0)
 
 
-def count_for(costly: bool, kinds: int, many: int) -> int:
-    """Files whose reader builds a model are a fifth as many."""
-    return max(1, many // kinds // (5 if costly else 1))
+def count_for(costly: bool, kinds: int, costly_kinds: int, many: int) -> int:
+    """Files of one kind, of so many in all. Files whose reader builds a model are a fifth as many as others."""
+    share = many / (kinds - costly_kinds + costly_kinds / COSTS)
+    return max(1, round(share / COSTS if costly else share))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from sightline.datasets.toy import write_toy
 from sightline.train import train
 
 from ..small_runs import small
+from .__main__ import count_for
 from .fuzz import Outcome, attempt, edited, edited_json, fuzz
 from .readers import Kind, kinds
 
@@ -61,3 +62,9 @@ def test_changes_are_changes():
     assert edited(b"abc", [("flip", 0.0, 0)]) == b"`bc"
     assert edited(b"abc", [("cut", 0.0, 0)]) == b"bc"
     assert edited_json(b'{"a": {"b": 1}}', [("cut", 0.9, 0)]) == b'{"a": {}}'
+
+
+def test_the_long_mode_makes_as_many_files_as_it_says():
+    counts = [count_for(costly, 11, 4, 100_000) for costly in [True] * 4 + [False] * 7]
+    assert sum(counts) == pytest.approx(100_000, abs=11)
+    assert counts[-1] == pytest.approx(5 * counts[0], rel=0.001)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sightline.metrics.groups import evaluate, evaluate_seeds
-from sightline.metrics.intervals import gain_lower_bound, minimum_interval, run_weights
+from sightline.metrics.intervals import gain_lower_bound, mean_over_runs, minimum_interval, run_weights
 from sightline.metrics.predictions import align_runs
 
 from ..answering import IN_TRAINING, PLACES, chances, estimates, made, scored, shuffled
@@ -142,6 +142,20 @@ def test_intervals_over_few_seeds_have_the_stated_coverage(count):
         low, high = np.quantile(weights @ generator.normal(0.8, 0.03, count), [0.025, 0.975])
         covers += low <= 0.8 <= high
     assert 0.93 <= covers / 1000 <= 0.975
+
+
+@pytest.mark.parametrize("ratio", [0.03, 0.3, 1.0, 10.0])
+@pytest.mark.parametrize(("count", "least", "most"), [(2, 0.92, 0.975), (3, 0.93, 0.967), (5, 0.93, 0.967)])
+def test_runs_and_images_together_have_the_stated_coverage(count, least, most, ratio):
+    """Whatever the ratio of the variance of runs to the noise over images, which all runs have in common."""
+    generator, covers = np.random.default_rng(count), 0
+    weights = run_weights(count, 500, generator)
+    for _ in range(1000):
+        observed = generator.normal() + generator.normal(0, (count * ratio) ** 0.5, count)
+        drawn = observed + generator.normal(size=(500, 1))
+        low, high = np.quantile(mean_over_runs(drawn, weights), [0.025, 0.975])
+        covers += low <= 0 <= high
+    assert least <= covers / 1000 <= most
 
 
 def test_the_worst_group_over_seeds_is_the_mean_of_each_seeds_worst():

@@ -63,6 +63,7 @@ class Tiles(TypedDict, total=False):
 
 class RunFacts(TypedDict, total=False):
     format: Count
+    checksums: bool
     method: str
     config: dict[str, Any]
     data: DataFacts

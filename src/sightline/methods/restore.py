@@ -40,7 +40,7 @@ def restore(folder: str | Path, device: str = "cpu") -> Restored:
     if name not in METHODS:
         raise UserError(f"{run.folder / 'run.json'}: unknown method {name!r}; known: {', '.join(METHODS)}")
     config = checked_config(run, name)
-    tensors = load_tensors(run.best)[0]
+    tensors = load_tensors(run.best, checksum=run.has_checksums)[0]
     check_sizes(run, vit_config, elements_of(tensor.shape for tensor in tensors.values()))
     method = build(run, vit_config, config)
     try:

@@ -236,7 +236,8 @@ def train_first(config: Jtt | George, context: TrainContext, train: Callable[[Tr
 def load_first(first: Run, context: TrainContext) -> Classifier:
     """With its last weights."""
     model = Classifier(ViT(vit_config_of(first)))
-    model.load_state_dict(with_prefix("model.", load_tensors(first.last)[0]))
+    tensors, _ = load_tensors(first.last, checksum=first.has_checksums)
+    model.load_state_dict(with_prefix("model.", tensors))
     return model.to(context.accelerator.device).eval()
 
 

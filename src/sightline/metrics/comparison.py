@@ -159,7 +159,7 @@ def compare(
     entries, tail = [], TAIL / (comparisons or len(runs) - 1)
     for name, predictions in runs.items():
         metrics = evaluate_seeds(predictions, train_group_counts=train_group_counts, seed=seed, resamples=resamples)
-        gains = (None, None) if name == reference else _gains(predictions, runs[reference], resamples, seed, tail)
+        gains = (None, None) if name == reference else paired_gains(predictions, runs[reference], resamples, seed, tail)
         entries.append(Entry(name, metrics, *gains))
     worst_of = "class" if entries[0].metrics.worst_group is None else "group"
     return Comparison(reference, worst_of, tuple(entries), tuple(_warnings(entries)))
@@ -177,9 +177,10 @@ def _align_named(named: Mapping[str, Sequence[Predictions]]) -> dict[str, list[P
     return runs
 
 
-def _gains(
-    ours: Sequence[Predictions], theirs: Sequence[Predictions], resamples: int, seed: int, tail: float
+def paired_gains(
+    ours: Sequence[Predictions], theirs: Sequence[Predictions], resamples: int, seed: int, tail: float = TAIL
 ) -> tuple[Estimate, Estimate]:
+    """The differences in accuracy and in worst-group (or worst-class) accuracy, of runs on the same images."""
     first, cells = ours[0], Cells.of(ours[0])
     correct = [np.stack([run.correct for run in block], axis=1) for block in (ours, theirs)]
     samples = resample(correct, cells.of_image, resamples, seed)

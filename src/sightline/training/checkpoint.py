@@ -29,14 +29,15 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
     save_with_checksum(path, copied, {"facts": json.dumps(facts)}, remedy=remedy)
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: Path, *, checksum: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts. With `checksum`, the file is known to have been written with one."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata() or {}
-        check_content(path, tensors, metadata, "restore it, or train again")
+        check_content(path, tensors, metadata, "restore it, or train again", required=checksum)
         return tensors, json.loads(metadata.get("facts", "{}"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; the run has no checkpoint, train it again") from None
@@ -49,7 +50,7 @@ def load_cached(path: Path) -> dict[str, Tensor] | None:
     if not path.exists():
         return None
     try:
-        return load_tensors(path)[0]
+        return load_tensors(path, checksum=True)[0]
     except UserError:
         print(f"sightline: {path}: damaged; it is computed again", file=sys.stderr)
         return None

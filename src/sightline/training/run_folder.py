@@ -69,6 +69,11 @@ class Run:
         return self.folder / "last.safetensors"
 
     @property
+    def has_checksums(self) -> bool:
+        """Whether its weights were written with checksums, as those of earlier versions were not."""
+        return bool(self.facts.get("checksums"))
+
+    @property
     def log_file(self) -> Path:
         return self.folder / "log.jsonl"
 
@@ -121,6 +126,7 @@ def resume_or_create(config: Train, rows: Rows, data_fingerprint: str) -> Run:
     source["content"] = content_fingerprint(rows)
     run.note(
         format=FORMAT,
+        checksums=True,
         method=config.method,
         config=asdict(config),
         data=describe_rows(rows) | source,
@@ -264,7 +270,7 @@ def of_these_weights(metrics: Mapping[str, Any], run: Run) -> bool:
     """Whether results are of the run's present weights, as far as they say."""
     known, best = metrics.get("weights_sha256"), run.best
     best = best if best.exists() else run.folder.parent / best.name  # results on other data, inside the run
-    return known is None or not best.exists() or stored_checksum(best) in (None, known)
+    return known is None or not best.exists() or stored_checksum(best) == known
 
 
 def check_results(run: Run, folder: Path) -> None:

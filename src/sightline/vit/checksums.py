@@ -62,7 +62,11 @@ def save_with_checksum(
     replace_durably(path, write, remedy=remedy)
 
 
-def check_content(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], remedy: str) -> None:
+def check_content(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], remedy: str, *, required: bool = False
+) -> None:
+    if required and KEY not in metadata:
+        raise UserError(f"{path}: damaged: it was written with a checksum, and has none; {remedy}")
     if KEY in metadata and content_sha256(tensors, metadata) != metadata[KEY]:
         raise UserError(f"{path}: damaged: its content does not match its checksum; {remedy}")
 
