@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from .flags import SOFTWARE, Dataset, Writes
+from .flags import SOFTWARE, CacheFolder, Dataset, Writes
 from .limits import Checked, Count, Processes, Seed
 
 
@@ -56,8 +56,8 @@ class Bench(Checked):
     """Device; `auto` takes the GPU if there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Floating-point precision; bf16 is mixed precision."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images and features. Default: cache, in --out."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images and features. Default: cache, in --out."""
 
     @property
     def folder(self) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from .flags import RUN, RunFolder, Writes
+from .flags import RUN, CacheFolder, RunFolder, Writes
 from .limits import Checked, Count, NotNegative, Processes, Seed, Side
 
 
@@ -43,8 +43,8 @@ class Distill(Checked):
     """Random seed of data order and augmentation."""
     workers: Processes = 2
     """Data-loading processes."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images for this run and later ones."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images for this run and later ones."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
     resume: bool = False

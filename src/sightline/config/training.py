@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from .flags import RUN, Dataset, Writes
+from .flags import RUN, CacheFolder, Dataset, Writes
 from .limits import Count, InnerFraction, NotNegative, Processes, Seed, Side
 from .output import Output
 
@@ -49,8 +49,8 @@ class Train(Output):
     """Seed of the random train/val/test split, if the data define none; independent of --seed."""
     workers: Processes = 2
     """Data-loading processes."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images and features for this run and later ones."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images and features for this run and later ones."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
     precision: Literal["fp32", "bf16"] = "fp32"

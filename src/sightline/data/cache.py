@@ -32,6 +32,7 @@ from .batches import Workers
 from .fingerprints import content_marks
 from .images import Preprocess, decode
 from .rows import Rows
+from .shared_cache import fetch, on_disk, publish
 
 FORMAT = 3
 CHUNK = 32  # images decoded and written at a time
@@ -77,11 +78,13 @@ class Cache:
         assert len(indices) > 0, "a cache needs at least one row"
         layout = FileLayout(len(indices), preprocess.size, rows.masks is not None)
         h, w = preprocess.size
-        path = folder / f"decoded-{w}x{h}-{cache_fingerprint(rows, preprocess, indices)}.bin"
+        path = on_disk(folder) / f"decoded-{w}x{h}-{cache_fingerprint(rows, preprocess, indices)}.bin"
+        fetch(path)
         built, writer = not _is_complete(path, layout), _Writer(rows, indices, preprocess, layout, path)
         if built:
             useful = max(1, len(indices) // (2 * CHUNK))
-            built = _build(writer, path, min(useful, workers or _cpu_count()))
+            if built := _build(writer, path, min(useful, workers or _cpu_count())):
+                publish(path)
         return _memory_map(path, writer, built)
 
     @property
