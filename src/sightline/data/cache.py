@@ -71,7 +71,7 @@ class Cache:
 
     @classmethod
     def open(
-        cls, rows: Rows, preprocess: Preprocess, folder: Path, indices: np.ndarray, *, workers: int | None = None
+        cls, rows: Rows, preprocess: Preprocess, folder: Path | str, indices: np.ndarray, *, workers: int | None = None
     ) -> Cache:
         """Opens the cache of exactly these images, building it if needed; by default with a process per CPU."""
         indices = np.asarray(indices, dtype=np.int64)
