@@ -42,6 +42,7 @@ from sightline.datasets.toy import write_toy
 
 SHARDS, CHUNK, BATCH = 10, 500, 50
 CHECKED = 200  # images that are also predicted one by one
+FEWEST = 10  # parts of the smaller collection, at least
 WORKERS = (1, 2, 4)
 
 
@@ -298,8 +299,10 @@ def main() -> None:
     run, shards, distinct = make_collection(folder, options.images, options.side)
     limit = Limit(Scorer(sightline.load(run)))
     settings: dict[str, Any] = {"chunk": CHUNK, "batch": BATCH, "device": "cpu"}
-    work = Work(Predict(run, tuple(shards), **settings), Predict(run, tuple(shards[:1]), **settings), folder, limit)
-    parts, few = options.images // CHUNK, options.images // SHARDS // CHUNK
+    parts, in_shard = options.images // CHUNK, options.images // SHARDS // CHUNK
+    some = shards[: -(-FEWEST // in_shard)]
+    few = len(some) * in_shard
+    work = Work(Predict(run, tuple(shards), **settings), Predict(run, tuple(some), **settings), folder, limit)
     engines = {"local": work.measure("local", parts, few)}
     cluster = ray.init(num_cpus=max(WORKERS), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     os.environ["RAY_ADDRESS"] = cluster.address_info["gcs_address"]

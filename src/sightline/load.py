@@ -13,11 +13,11 @@ from accelerate import Accelerator
 from PIL import Image
 from torch import Tensor
 
-from .batch.remote import fetch_run, is_url
 from .config import Evaluate
 from .console.files import make_folder
 from .data.fingerprints import fingerprint
 from .data.images import mask_to_tensor, read_image, read_mask, to_tensor, to_upright_rgb
+from .data.remote import fetch_run, is_url
 from .data.rows import Rows, read_rows
 from .errors import UserError
 from .interventions.apply import apply_intervention, load_intervention

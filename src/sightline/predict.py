@@ -19,9 +19,8 @@ from torch import Tensor
 
 from .batch.engine import decoded_batches, tables_of
 from .batch.job import plan_facts, report, write_result
-from .batch.parts import METADATA, pyarrow_needed, summary_of
+from .batch.parts import METADATA, Summary, images_with_empty_sight, pyarrow_needed, summary_of
 from .batch.plan import Chunks
-from .batch.remote import is_url
 from .batch.scoring import judge, open_run, scorer_maker
 from .batch.sources import Item, list_items, read_item
 from .config import Predict
@@ -30,6 +29,7 @@ from .console.files import as_cells, claim, inside, prepare_output, refuse_forei
 from .console.terminal import counted, fail, is_main_process
 from .data.drawing import grey_out_hidden, to_pil_images
 from .data.images import Preprocess
+from .data.remote import is_url
 from .errors import UserError
 from .load import Model
 from .sight import Prediction, Sight
@@ -201,23 +201,24 @@ def predict_to_parquet(command: Predict) -> PredictionTable:
     items = list_items(command.images)
     settings = {"batch": command.batch, "workers": command.workers}
     score = scorer_maker(opened, accelerator, kind=command.kind, distance=command.distance, **settings)(opened.model)
-    facts, counts = plan_facts(command, opened, items), []
+    facts, counts, unseen = plan_facts(command, opened, items), Summary(), []
     constants = {name: facts[name] for name in ("weights", "intervention")}
     metadata = {METADATA: json.dumps(facts | score.notes, ensure_ascii=False).encode()}
 
     def write_partial(partial: Path) -> None:
+        nonlocal counts
         writer = None
         for _, table in tables_of(Chunks(items, command.chunk), score, constants, **settings):
             named = table.replace_schema_metadata(metadata)
             writer = writer or pq.ParquetWriter(partial, named.schema, compression="zstd", write_page_checksum=True)
             writer.write_table(named)
-            counts.append(summary_of(table))
+            counts += summary_of(table)
+            unseen.extend(images_with_empty_sight(table))
         assert writer is not None, "there is at least one image"
         writer.close()
 
     write_or_explain(out, write_partial)
-    unseen = [item.key for item in items[: sum(one.unseen for one in counts)]]
-    return PredictionTable("", len(items), sum(one.unreadable for one in counts), tuple(unseen))
+    return PredictionTable("", len(items), counts.unreadable, tuple(unseen))
 
 
 # ---- overlays --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import sightline
+from sightline.batch import scoring
 from sightline.batch.calibration import fit_temperature
 from sightline.batch.embed import embed
 from sightline.batch.parts import read_part, read_tables
@@ -138,6 +139,27 @@ def test_one_parquet_file_has_the_same_rows(run, images, whole, tmp_path):
     assert pq.read_table(tmp_path / "p.parquet").to_pylist() == rows_of(whole)
     pq.write_table(pq.read_table(tmp_path / "p.parquet").select(["image"]), tmp_path / "p.parquet")
     assert "is not of this command" in typed("predict", run, images, "--out", tmp_path / "p.parquet", *QUICK)[2]
+
+
+def test_images_with_an_empty_sight_are_counted_and_named(run, images, tmp_path, monkeypatch):
+    """One of the images, in the second chunk, is black, and nothing is seen where an image is black."""
+    shutil.copytree(images, tmp_path / "birds")
+    Image.new("RGB", (64, 64)).save(tmp_path / "birds" / "stork" / "black.png")
+    real = scoring.Scorer.__call__
+
+    def blind_to_black(self, batch):
+        values = real(self, batch)
+        values["saw_nothing"] = [bool(one.max() == 0) for one in batch]
+        return values
+
+    monkeypatch.setattr(scoring.Scorer, "__call__", blind_to_black)
+    for out in ("p.parquet", "parts"):
+        err = typed("predict", run, tmp_path / "birds", "--out", tmp_path / out, *QUICK)[2]
+        assert "empty sight for 1 image" in err
+    assert (
+        f"such as {tmp_path}/birds/stork/black.png"
+        in typed("predict", run, tmp_path / "birds", "--out", tmp_path / "p.parquet", *QUICK)[2]
+    )
 
 
 def test_a_run_and_its_results_may_be_at_urls(run, images, whole, tmp_path, monkeypatch):

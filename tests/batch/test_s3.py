@@ -10,7 +10,7 @@ import sightline
 from sightline.batch.parts import read_tables
 from sightline.config import Predict
 
-from ..commands import toy_pictures
+from ..commands import toy_pictures, typed
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,23 @@ def bucket():
         fs.mkdir("birds")
         yield fs
     server.stop()
+
+
+def test_a_cache_in_s3_is_filled_once(bucket, runs, toy, tmp_path, monkeypatch):
+    run = shutil.copytree(runs / "erm-0", tmp_path / "run")
+    flags = ("--device", "cpu", "--workers", 0, "--cache", "s3://birds/cache")
+    found = []
+    for machine in ("one", "two"):
+        monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path / machine))
+        code, _, err = typed("evaluate", run, "--split", "val", *flags)
+        assert code == 0, err
+        bucket.invalidate_cache()
+        found.append({info["name"]: info["LastModified"] for info in bucket.ls("birds/cache", detail=True)})
+        assert len(list((tmp_path / machine / "caches").glob("*/decoded-*.bin"))) == 1
+    assert len(found[0]) == 1
+    assert found[0] == found[1]
+    code, _, err = typed("evaluate", run, "--split", "val", *flags[:-1], "s3://nowhere/cache")
+    assert (code, "s3://nowhere/cache/decoded-" in err, len(err.strip().splitlines())) == (2, True, 1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from sightline.batch.remote import StorageError, is_url, read_bytes
 from sightline.batch.sources import list_items, read_item
+from sightline.data.remote import StorageError, is_url, read_bytes
 from sightline.errors import UserError
 
 

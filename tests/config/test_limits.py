@@ -139,9 +139,9 @@ WRONG = [
     ("predict RUN IMAGE --batch -5", "--batch -5: must be at least 1"),
     ("evaluate RUN --workers -1", "--workers -1: must not be negative"),
     (
-        "train erm DATA --cache s3://bucket/cache",
-        "--cache s3:/bucket/cache: a URL, but it must be on a disk; `predict` "
-        "and `embed` take URLs as RUN, INPUT and --out",
+        "train erm DATA --out s3://bucket/run",
+        "--out s3://bucket/run: a URL, but it must be on a disk; URLs are RUN, INPUT and --out of `predict` "
+        "and `embed`, and --cache",
     ),
     ("strips RUN --quantiles nan", "--quantiles nan: must be a finite number"),
 ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -228,6 +229,34 @@ def test_predict_applies_the_saved_intervention_and_says_so(run, data):
     assert "without part 2 (--no-intervention: as trained)" in err
     assert (plain.splitlines()[1].split(",")[1], changed.splitlines()[1].split(",")[1]) == ("square", "round")
     assert typed_well("predict", run, image, "--no-intervention")[0] == plain
+
+
+def test_parquet_names_the_intervention_and_holds_the_parts_of_every_image(run, data, tmp_path):
+    """The hash is that of the effect: a new name for a part does not change it, another effect does."""
+
+    def rows(name: str, *flags) -> list[dict]:
+        typed_well("predict", run, data[0] / "test2.png", "--out", tmp_path / name, *flags, *QUICK)
+        return pq.read_table(tmp_path / name).to_pylist()
+
+    (plain,) = rows("plain.parquet")
+    hashes = {}
+    for name, flags in (("drop", ("--drop", 2)), ("named", ("--name", "2=tag")), ("other", ("--drop", 1))):
+        typed_well("intervene", run, *flags)
+        (changed,) = rows(f"{name}.parquet")
+        hashes[name] = changed["intervention"]
+        assert changed["weights"] == plain["weights"]
+        if name == "drop":
+            assert (plain["predicted"], changed["predicted"]) == ("square", "round")
+            assert changed["coverage"] < plain["coverage"]
+            assert changed["calibrated"] is None  # there are no validation predictions with it yet
+    assert plain["intervention"] is None
+    assert hashes["drop"] == hashes["named"] != hashes["other"]
+    assert rows("as-trained.parquet", "--no-intervention") == [plain]
+    model = load(run)
+    shares = model.predict(data[0] / "test2.png").sight.parts[0].mean(dim=(1, 2))
+    assert plain["parts"] == pytest.approx(shares.tolist(), abs=1e-6)
+    assert sum(plain["parts"]) == pytest.approx(1, abs=1e-5)
+    assert len(plain["parts"]) == 3 + 1  # and the background
 
 
 def test_a_mask_given_by_the_user_is_the_sight(run, data, tmp_path):

@@ -13,11 +13,11 @@ from accelerate.utils import broadcast_object_list, gather_object
 from ..config import ToParts
 from ..console.files import make_folder
 from ..console.terminal import counted, fail, watched
+from ..data.remote import filesystem, is_url
 from ..errors import UserError
 from .engine import write_parts
 from .parts import Summary, finished_part, pyarrow_needed
 from .plan import FORMAT, Chunk, Chunks, Shard, check_plan, inputs_digest, write_plan
-from .remote import filesystem, is_url
 from .scoring import MakeScore, OpenedRun, open_run, scorer_maker
 from .sources import Item, list_items
 

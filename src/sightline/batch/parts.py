@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.remote import join, names_in, read_bytes, write_bytes
 from ..errors import UserError
 from .plan import Chunk, read_plan
-from .remote import join, names_in, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,8 +94,11 @@ def printable(text: str) -> str:
 
 def summary_of(table: pa.Table) -> Summary:
     unreadable = len(table) - table["error"].null_count
-    unseen = sum(filter(None, table["saw_nothing"].to_pylist()))
-    return Summary(len(table), unreadable, unseen, 1)
+    return Summary(len(table), unreadable, len(images_with_empty_sight(table)), 1)
+
+
+def images_with_empty_sight(table: pa.Table) -> list[str]:
+    return [row["image"] for row in table.select(["image", "saw_nothing"]).to_pylist() if row["saw_nothing"]]
 
 
 def write_part(

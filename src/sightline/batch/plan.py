@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..data.remote import join, names_in, read_bytes, write_bytes
 from ..errors import UserError
-from .remote import join, names_in, read_bytes, write_bytes
 from .sources import Item
 
 FORMAT = 1

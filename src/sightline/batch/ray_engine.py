@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ToParts
+from ..data.remote import is_url
 from ..errors import UserError
 from .parts import Summary
 from .plan import Chunk
-from .remote import is_url
 from .scoring import MakeScore, open_run
 from .sources import Item
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from ..console.files import as_csv, make_folder, save_image, save_text
 from ..console.terminal import counted
+from ..data.remote import StorageError, is_url, open_seekable
 from ..errors import UserError
 from .calibration import note
 from .plan import inputs_digest
-from .remote import StorageError, is_url, open_seekable
 from .sources import Item, csv_rows, expand_braces, items_of, open_parquet, read_item, suffix_of
 
 Labels = dict[str, str]  # of an image: its class, as label, and its groups

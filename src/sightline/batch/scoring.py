@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ..data.images import Preprocess, ResizeCrop
+from ..data.remote import StorageError
 from ..errors import UserError
 from ..load import Model, announce_intervention, load_as_trained, with_saved_intervention
 from ..vit.weights import weights_sha256
 from .calibration import Reference, features_of, reference_of, temperature_of
 from .parts import Column
-from .remote import StorageError
 from .sources import Item, read_item
 
 if TYPE_CHECKING:

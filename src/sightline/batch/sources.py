@@ -16,8 +16,8 @@ from PIL import Image
 from ..console.files import protect
 from ..data.formats import SUFFIXES, is_image
 from ..data.images import find_images, open_file, read_image
+from ..data.remote import StorageError, filesystem, is_url, open_seekable, read_bytes, storage_error, version_of
 from ..errors import UserError
-from .remote import StorageError, filesystem, is_url, open_seekable, read_bytes, storage_error, version_of
 
 IMAGE_COLUMN = "image"
 BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
-from .flags import OtherData, RunFolder, Writes
+from .flags import CacheFolder, OtherData, RunFolder
 from .limits import Checked, Count, Within
 
 
@@ -33,5 +32,5 @@ class App(Checked):
     """Images per batch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images, such as the one used in training."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images, such as the one used in training."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from .flags import SOFTWARE, Writes
+from .flags import SOFTWARE, CacheFolder, Writes
 from .limits import Count, Seed, Whole
 from .measuring import Evaluate
 
@@ -34,5 +34,5 @@ class Audit(Evaluate):
     out: Annotated[Path | None, Writes({"": (SOFTWARE,)})] = None
     """HTML file. Default: audit.html in the run (for --split val, audit-val.html), or in the results folder of other
     data or of the intervention."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images, such as the one used in training."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images, such as the one used in training."""

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, Suppress, arg
 
-from .flags import RUN, Dataset, Writes
+from .flags import RUN, CacheFolder, Dataset, Writes
 from .limits import Checked, Count, Fraction, NotNegative, Several, Side, Whole
 from .training import Loop
 
@@ -70,8 +70,8 @@ class Pretrain(Loop):
     """Maximum gradient norm; 0 disables clipping."""
     out: Annotated[Path | None, Writes(RUN)] = None
     """Run folder. Default: runs/DATA-pretrain-ARCH-SEED."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images. Default: in the run folder."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images. Default: in the run folder."""
 
     backbone: Suppress[str] = ""
     recipe: Suppress[None] = None

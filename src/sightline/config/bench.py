@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from .flags import SOFTWARE, Dataset, Writes
+from .flags import SOFTWARE, CacheFolder, Dataset, Writes
 from .limits import Checked, Count, Processes, Seed
 from .machine import default_workers
 
@@ -57,8 +57,8 @@ class Bench(Checked):
     """Device; `auto` takes the GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Floating-point precision; bf16 is mixed precision; `auto` takes it on a GPU that computes in it."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images and features. Default: cache, in --out."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images and features. Default: cache, in --out."""
 
     @property
     def folder(self) -> Path:

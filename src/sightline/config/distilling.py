@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from .flags import RUN, RunFolder, Writes
+from .flags import RUN, CacheFolder, RunFolder, Writes
 from .limits import Checked, Count, NotNegative, Processes, Seed, Side
 from .machine import default_workers
 
@@ -44,8 +44,8 @@ class Distill(Checked):
     """Random seed of data order and augmentation."""
     workers: Processes = field(default_factory=default_workers)
     """Data-loading processes. Default: one per core, from 2 to 8."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images for this run and later ones."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images for this run and later ones."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
     resume: bool = False

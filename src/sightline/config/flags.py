@@ -10,6 +10,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from tyro.conf import Positional, Suppress, arg
 
+from .limits import MayBeUrl
+
 # Positional arguments that many commands have
 RunFolder = Annotated[Positional[Path], arg(metavar="RUN")]
 Dataset = Annotated[Positional[Path], arg(metavar="DATA")]
@@ -52,6 +54,7 @@ class Writes:
     folder: bool = False  # a flag that names a file or a folder
 
 
+CacheFolder = Annotated[Path | None, Writes(), MayBeUrl()]
 PREDICTIONS = Writes({"": ("predicted",)}, folder=True)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import UseAppendAction
 
-from .flags import OtherData, RunFolder, Writes
+from .flags import CacheFolder, OtherData, RunFolder
 from .limits import Checked, Count, InnerFraction, Processes, Seed, Whole
 
 
@@ -50,8 +49,8 @@ class Intervene(Checked):
     """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images, such as the one used in training."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images, such as the one used in training."""
 
     @property
     def changes(self) -> bool:

@@ -12,6 +12,7 @@ refused with the same words.
 from __future__ import annotations
 
 import math
+import os
 import re
 import types
 from collections.abc import Generator, Iterator
@@ -69,7 +70,17 @@ PositiveFraction = Annotated[float, Within(0, 1, open_low=True)]
 HalfOpen = Annotated[float, Within(0, 1, open_high=True)]  # a probability or decay that must not reach 1
 
 
-URL = re.compile(r"[a-zA-Z][\w+.-]+:/")  # of which a Path drops one of the two slashes
+URL = re.compile(r"([a-zA-Z][\w+.-]+:)//?(?=[^/])")  # a Path drops one of the two slashes
+
+
+@dataclass(frozen=True)
+class MayBeUrl:
+    """Marks a path that may be a URL, too."""
+
+
+def as_url(path: str | PathLike) -> str:
+    """A path as text, with both slashes if it is a URL."""
+    return URL.sub(r"\1//", os.fspath(path), count=1) if URL.match(os.fspath(path)) else os.fspath(path)
 
 
 class Checked:
@@ -104,6 +115,7 @@ def raising_afterwards() -> Generator[None]:
 
 def shortened(value: Any) -> str:
     text = " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    text = as_url(value) if isinstance(value, Path) else text
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -126,6 +138,8 @@ def misfit(value: Any, hint: Any) -> str | None:
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         limits = [limit for limit in hint.__metadata__ if isinstance(limit, Within)]
+        if MayBeUrl() in hint.__metadata__ and isinstance(value, str | Path) and URL.match(str(value)):
+            return None
         return misfit(value, inner[0]) or next((p for limit in limits if (p := limit.problem(value))), None)
     if origin in (Union, types.UnionType):
         found = [misfit(value, arm) for arm in inner]
@@ -168,7 +182,7 @@ def path_misfit(value: Any) -> str | None:
     if not isinstance(value, str | PathLike):
         return "must be a path"
     if URL.match(str(value)):
-        return "a URL, but it must be on a disk; `predict` and `embed` take URLs as RUN, INPUT and --out"
+        return "a URL, but it must be on a disk; URLs are RUN, INPUT and --out of `predict` and `embed`, and --cache"
     return None
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from .flags import SOFTWARE, Dataset, Writes
+from .flags import SOFTWARE, CacheFolder, Dataset, Writes
 from .limits import Checked, Count, NotNegative, PositiveFraction, Processes, Seed, Side
 
 TABLE = {"matrix.json": ("wheres", "whats"), "cells.jsonl": ('{"where":',)}
@@ -62,8 +62,8 @@ class Matrix(Checked):
     """Seed of the random train/val/test split, if the data define none."""
     workers: Processes = 2
     """Data-loading processes."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images, sights and features. Default: cache, in --out."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images, sights and features. Default: cache, in --out."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

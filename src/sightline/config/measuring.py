@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import UserError
-from .flags import SOFTWARE, OtherData, RunFolder, Writes
+from .flags import SOFTWARE, CacheFolder, OtherData, RunFolder, Writes
 from .limits import Checked, Count, Index, InnerFraction, Processes, Seed, Side
 from .output import Output
 
@@ -44,8 +44,8 @@ class Evaluate(Output):
     """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images, such as the one used in training."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images, such as the one used in training."""
     out: Annotated[Path | None, Writes(METRICS)] = None
     """Folder for metrics.json and the predictions per image. Default: the run, if these are its own data."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from ..errors import UserError
-from .flags import SOFTWARE, Writes
+from .flags import SOFTWARE, CacheFolder, Writes
 from .limits import Checked, Count, InnerFraction, Processes, Seed, Whole
 
 Kind = Literal["parts", "swapped", "occupancy", "left-out"]
@@ -46,8 +46,8 @@ class Strips(Checked):
     """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images, such as the one used in training."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images, such as the one used in training."""
     out: Annotated[Path | None, Writes(PAGE)] = None
     """Folder for index.html and the images. Default: `strips`, in the first run."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from .flags import RUN, Dataset, Writes
+from .flags import RUN, CacheFolder, Dataset, Writes
 from .limits import Count, InnerFraction, NotNegative, Processes, Seed, Side
 from .machine import default_workers
 from .output import Output
@@ -50,8 +50,8 @@ class Train(Output):
     """Seed of the random train/val/test split, if the data define none; independent of --seed."""
     workers: Processes = field(default_factory=default_workers)
     """Data-loading processes. Default: one per core, from 2 to 8."""
-    cache: Annotated[Path | None, Writes()] = None
-    """Folder that caches decoded images and features for this run and later ones."""
+    cache: CacheFolder = None
+    """Folder or URL that caches decoded images and features for this run and later ones."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; `auto` takes the GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -34,6 +34,7 @@ from .fingerprints import content_marks
 from .images import Preprocess, decode
 from .memory import free_bytes
 from .rows import Rows
+from .shared_cache import fetch, on_disk, publish
 
 FORMAT = 3
 CHUNK = 32  # images decoded and written at a time
@@ -72,18 +73,20 @@ class Cache:
 
     @classmethod
     def open(
-        cls, rows: Rows, preprocess: Preprocess, folder: Path, indices: np.ndarray, *, workers: int | None = None
+        cls, rows: Rows, preprocess: Preprocess, folder: Path | str, indices: np.ndarray, *, workers: int | None = None
     ) -> Cache:
         """Opens the cache of exactly these images, building it if needed; by default with a process per CPU."""
         indices = np.asarray(indices, dtype=np.int64)
         assert len(indices) > 0, "a cache needs at least one row"
         layout = FileLayout(len(indices), preprocess.size, rows.masks is not None)
         h, w = preprocess.size
-        path = folder / f"decoded-{w}x{h}-{cache_fingerprint(rows, preprocess, indices)}.bin"
+        path = on_disk(folder) / f"decoded-{w}x{h}-{cache_fingerprint(rows, preprocess, indices)}.bin"
+        fetch(path)
         built, writer = not _is_complete(path, layout), _Writer(rows, indices, preprocess, layout, path)
         if built:
             useful = max(1, len(indices) // (2 * CHUNK))
-            built = _build(writer, path, min(useful, workers or available_cores()))
+            if built := _build(writer, path, min(useful, workers or available_cores())):
+                publish(path)
         return _memory_map(path, writer, built)
 
     @property

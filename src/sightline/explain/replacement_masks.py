@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from ..config import Audit, Stress
 from ..console.terminal import bar
 from ..data.rows import Rows
+from ..data.shared_cache import is_shared
 from ..errors import UserError
 from ..load import Model
 
@@ -40,7 +41,8 @@ def with_replacement_masks(
             first = rows.images[indices[0]]
             raise UserError(f"{command.masks}: has no mask for any of the images, such as {first}")
         return replace(rows, masks=masks), f"from the folder {command.masks}"
-    folder = command.cache or model.run.folder / "masks"
+    shared = is_shared(command.cache)  # masks are many small files: they stay on the disk
+    folder = model.run.folder / "masks" if command.cache is None or shared else command.cache
     folder = folder if dataset.own else folder / dataset.fingerprint[:8]  # other images may have the same names
     with bar("creating masks", len(indices)) as tick:
         made = write_masks(

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Hashable
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..data.batches import Batches
 from ..data.cache import Cache, cache_fingerprint
 from ..data.images import Preprocess
 from ..data.rows import Rows, fingerprint
+from ..data.shared_cache import fetch, on_disk, publish
 from ..errors import UserError
 from ..training.checkpoint import load_cached, save_tensors
 
@@ -29,7 +29,7 @@ Found = TypeVar("Found")
 class MatrixContext:
     def __init__(self, config: Matrix, rows: Rows, device: torch.device):
         self.config, self.rows, self.device = config, rows, device
-        self.folder: Path = config.cache or config.folder / "cache"
+        self.folder = on_disk(config.cache or config.folder / "cache")
         self.data = fingerprint(rows)
         default_precision = {"cuda": "bf16"}.get(device.type, "fp32")
         self.precision: Any = default_precision if config.precision == "auto" else config.precision
@@ -53,6 +53,7 @@ class MatrixContext:
     def kept(self, name: str, facts: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Read from the cache, or computed and cached; `facts` must name everything it depends on."""
         path = self.folder / f"{name}-{short_hash(f'{FORMAT} {facts}')}.safetensors"
+        fetch(path)
         if (found := load_cached(path)) is not None:
             return found
         made = make()
@@ -61,6 +62,7 @@ class MatrixContext:
         except OSError as error:
             raise UserError(f"{path.parent}: cannot be written ({error.strerror})") from error
         save_tensors(path, made, {"rows": self.rows.name})
+        publish(path)
         return made
 
     def files(self, preprocess: Preprocess) -> str:

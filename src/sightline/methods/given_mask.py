@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import EarlyMask, LateMask
+from ..data.shared_cache import is_shared
 from ..errors import UserError
 from ..sight import Look, Method, Prediction, Sight
 from ..training.trainable import ParameterGroup, Trainable, TrainBatch
@@ -213,8 +214,8 @@ def check_saliency_weights(where: Saliency, facts: dict[str, Any]) -> str:
 
 
 def mask_writer(where: Look, config: Train, expects: Input, run: Run, accelerator: Accelerator) -> AddMasks:
-    """Makes masks once, as files in the run folder or, with --cache, where other runs find them too."""
-    home = config.cache or run.folder / "masks"
+    """Makes masks once, as files in the run folder or, with --cache on a disk, where other runs find them too."""
+    home = run.folder / "masks" if config.cache is None or is_shared(config.cache) else config.cache
     return partial(write_masks, where, expects=expects, folder=home, accelerator=accelerator, workers=config.workers)
 
 

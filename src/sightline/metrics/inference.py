@@ -102,7 +102,7 @@ def inference_batches(
     """This process's share of the rows, each once, preprocessed as the model expects. `cache` may be the folder that
     training used: images decoded there are not decoded again."""
     preprocess = Preprocess.of(expects)
-    if isinstance(cache, Path):
+    if isinstance(cache, str | Path):
         with accelerator.main_process_first():
             cache = Cache.open(rows, preprocess, cache, indices, workers=max(1, workers))
     return Batches(

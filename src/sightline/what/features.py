@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..data.cache import cache_fingerprint
 from ..data.images import Preprocess
 from ..data.rows import Rows
+from ..data.shared_cache import fetch, on_disk, publish
 from ..errors import UserError
 from ..metrics.inference import inference_batches, map_batches
 from ..training.checkpoint import load_cached, load_tensors, save_tensors
@@ -61,13 +62,17 @@ def cached_features(
     `modules` are all that `embed` uses; their weights and repr identify it. With the folder `decoded`, decoded images
     are cached there for this and other uses.
     """
-    path, exists, found = folder, False, None
+    folder = on_disk(folder)
+    name, exists, found = "", False, None
     if accelerator.is_main_process:
-        path = folder / f"features-{features_fingerprint(modules, rows, indices, expects, accelerator)}.safetensors"
-        found = load_cached(path)
+        name = f"features-{features_fingerprint(modules, rows, indices, expects, accelerator)}.safetensors"
+        fetch(folder / name)
+        found = load_cached(folder / name)
         exists = found is not None
-    path, exists = broadcast_object_list([path, exists])  # from the main process: all must take the same branch
+    name, exists = broadcast_object_list([name, exists])  # from the main process: all must take the same branch
+    path = folder / name
     if exists:
+        fetch(path)  # for a process on another machine
         return (load_tensors(path)[0] if found is None else found)["features"].numpy()
     for module in modules:
         module.to(accelerator.device).eval()
@@ -82,6 +87,7 @@ def cached_features(
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror})") from error
         save_tensors(path, {"features": torch.from_numpy(features)}, {"rows": rows.name, "n": len(indices)})
+        publish(path)
     accelerator.wait_for_everyone()
     return features
 

@@ -132,14 +132,15 @@ def fetch_run(url: str) -> Path:
     if "best.safetensors" not in found:
         raise UserError(f"{url}: no best.safetensors; the run has no checkpoint")
     state = json.dumps([url, sorted((name, version_of(info)) for name, info in found.items())])
-    folder = cache_folder() / hashlib.sha256(state.encode()).hexdigest()[:24]
+    folder = cache_folder("runs") / hashlib.sha256(state.encode()).hexdigest()[:24]
     if not is_intact(folder):
         copy_files(url, found, folder)
     return folder
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("SIGHTLINE_CACHE", Path.home() / ".cache" / "sightline")) / "runs"
+def cache_folder(kind: str) -> Path:
+    """Where copies of what lies at URLs are kept, by kind: runs, caches."""
+    return Path(os.environ.get("SIGHTLINE_CACHE", Path.home() / ".cache" / "sightline")) / kind
 
 
 def _info(fs: Any, url: str, path: str) -> dict[str, Any] | None:
