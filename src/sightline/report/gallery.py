@@ -94,12 +94,12 @@ def select_images(found: SurveyResults, most: int, seed: int, intervention: Inte
     errors = by_confidence[: min(MAX_ERRORS, most // 10)]
     left = most - 2 * len(errors)
     numbers = [] if found.areas is None else [k for k in range(found.areas.shape[1]) if k not in intervention.drop]
-    per_part = min(PER_PART, left // (len(numbers) + 1)) if numbers else 0
+    per_part = min(PER_PART, left // (len(numbers) + 2)) if numbers else 0  # the overview counts as two
     parts = {}
     for part in numbers:
         assert found.areas is not None
         parts[part] = sample_balanced(np.flatnonzero(found.areas[:, part] > 0), cells, per_part, generator)
-    count = min(PER_PART if numbers else OVERVIEW, left - sum(map(len, parts.values())))
+    count = min(OVERVIEW, left - sum(map(len, parts.values())))
     return Selection(sample_balanced(np.arange(len(predictions)), cells, count, generator), parts, errors)
 
 
