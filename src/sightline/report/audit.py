@@ -72,7 +72,7 @@ def audit(command: Audit) -> tuple[Path, str]:
     sight, proof = section(lambda: sight_summary(context)), section(lambda: prove(context))
     compared, loses = baseline(context)
     values = {
-        "cards": cards(metrics, sight.content, proof.content),
+        "cards": cards(metrics, sight.content, found.coverage, proof.content),
         "sight": sight,
         "baseline": compared,
         "baseline_loses": loses,
@@ -89,7 +89,6 @@ def audit(command: Audit) -> tuple[Path, str]:
         "best_group": text.best_group(metrics),
         "kind": kind,
         "cells": cells,
-        "coverage": float(found.coverage.mean()),
         "proof": proof,
         "galleries": section(lambda: galleries(context, found)),
         "parts": describe_parts(context, found),

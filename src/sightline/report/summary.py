@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import UserError
 from ..metrics.coverage import SightSummary, measure_sight, percent
 from ..metrics.estimates import Estimate, Metrics, read_metrics
@@ -42,7 +44,8 @@ def baseline(context: ReportContext) -> tuple[str, bool]:
     return ("", False) if found is None else (baseline_sentence(found), loses_what_matters(found))
 
 
-def cards(metrics: Metrics, seen: SightSummary | None, proof: Proof | None) -> list[Card]:
+def cards(metrics: Metrics, seen: SightSummary | None, coverage: np.ndarray, proof: Proof | None) -> list[Card]:
+    """`coverage`: the visible fraction of every image."""
     worst, kind = (metrics.worst_group, "group") if metrics.worst_group else (metrics.worst_class, "class")
     found = [
         Card("Accuracy", metrics.accuracy.value_text, f"{metrics.accuracy.interval}, n = {metrics.n:,}"),
@@ -51,8 +54,8 @@ def cards(metrics: Metrics, seen: SightSummary | None, proof: Proof | None) -> l
     if seen is None:
         found.append(Card("Sees", "everything", "the whole image, always"))
     else:
-        note = f"of the image, ± {percent(seen.spread)}"
-        found.append(Card("Sees", percent(seen.coverage.value), note, "bad" if seen.suspicions else "good"))
+        note = f"of the image, ± {percent(float(coverage.std()))}"
+        found.append(Card("Sees", percent(float(coverage.mean())), note, "bad" if seen.suspicions else "good"))
     if proof is not None:
         blind = proof.verdict == "blind"
         note = "redrawing what is hidden changed no bit" if blind else "hidden content reaches the prediction"
