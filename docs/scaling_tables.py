@@ -9,7 +9,7 @@ from typing import Any
 
 from birds_tables import read, table
 
-BATCH, NODES = "batch_cpu.json", "nodes_cpu.json"
+BATCH, MEMORY, NODES = "batch_cpu.json", "batch_memory_cpu.json", "nodes_cpu.json"
 ENGINES = {"local": "local", "ray": "Ray"}
 Measured = dict[str, Any]
 
@@ -57,8 +57,16 @@ def memory(results: Path) -> str:
             half = len(used) // 2
             figures = (used[0], statistics.median(used[1:half]), statistics.median(used[half:]), used[-1], max(used))
             lines.append([words, name, *(f"{one:,.0f}" for one in figures)])
+    alone = read(results, MEMORY)
+    used = [point["rss_mib"] for point in alone["points"]]
     head = ["engine", "MiB of", "first part", "first half, median", "second half, median", "last", "largest"]
-    return table(head, lines, ("engine", "MiB of"))
+    said = (
+        "Memory that several processes share is divided among them, so a process is counted as larger when less is "
+        f"shared. One process that decodes as well (`--workers 0`, {alone['images']:,} images) had {used[0]:,.0f} MiB "
+        f"after part {alone['points'][0]['parts']:.0f}, {statistics.median(used):,.0f} in the median and "
+        f"{used[-1]:,.0f} after part {alone['points'][-1]['parts']:.0f} of {alone['parts']} (`{MEMORY}`)."
+    )
+    return f"{table(head, lines, ('engine', 'MiB of'))}\n\n{said}"
 
 
 def interruptions(results: Path) -> str:
