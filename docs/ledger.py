@@ -18,6 +18,7 @@ from a2_page import page as a2_page
 from birds_tables import TABLES as BIRDS
 from parts_tables import TABLES as PARTS
 from relevance_tables import TABLES as RELEVANCE
+from scaling_tables import TABLES as SCALING
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -231,6 +232,7 @@ TABLES = {
     "results.md": BIRDS,
     "results_parts.md": PARTS,
     "methods/relevance.md": RELEVANCE,
+    "scaling.md": SCALING,
 }
 
 

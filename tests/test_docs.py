@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from accelerate.commands.launch import launch_command_parser
 from PIL import Image
 
 from sightline import cli
@@ -115,6 +116,22 @@ def test_commands_are_found_on_the_pages_at_all():
     assert any(line.startswith("train erm DATA --precision") for line in found)
     assert sum("--engine ray" in line for line in found) == 2  # one of them by ray job submit
     assert any(line.startswith("train erm DATA --out runs/x --resume") for line in found)  # by srun
+
+
+def test_launchers_on_the_page_on_scaling_are_called_with_flags_that_they_have():
+    code = "\n".join(blocks(DOCS / "scaling.md", "", "bash")).replace("\\\n", " ")
+    launched = re.findall(r"accelerate launch (.*? sightline \w+)", code)
+    assert len(launched) == 3
+    parser = launch_command_parser()
+    for arguments in launched:
+        parsed = parser.parse_args(shlex.split(arguments.replace("'$HEAD'", "HEAD").replace("$SLURM_NODEID", "1")))
+        assert (parsed.module, parsed.training_script) == (True, "sightline")
+
+
+@pytest.mark.parametrize("script", [code for code in blocks(DOCS / "scaling.md", "bash") if "#SBATCH" in code])
+def test_job_scripts_are_valid_bash(script, tmp_path):
+    (tmp_path / "job.sh").write_text(script)
+    assert subprocess.run(["bash", "-n", tmp_path / "job.sh"], capture_output=True).stderr == b""
 
 
 def test_every_extra_is_named_in_the_installation_instructions():

@@ -158,7 +158,8 @@ def set_up(model: Trainable, context: TrainContext, config: Loop, to_close: Exit
     ema, replica = (
         copy.deepcopy(model).eval().requires_grad_(False) if one else None for one in (config.ema, config.fsdp)
     )
-    tensors, position = resume_state(context.run, model, ema, accelerator, config.resume)
+    stored_on = torch.device("cpu") if config.fsdp else accelerator.device
+    tensors, position = resume_state(context.run, model, ema, accelerator, config.resume, stored_on)
     if config.fsdp:
         check_divisible(model, config, accelerator.num_processes)
         shard_parameters(model, accelerator)
@@ -257,7 +258,9 @@ def undivided(state: TrainState) -> Trainable:
     """The model; with FSDP the copy that is on every process, with the present weights."""
     if state.replica is None:
         return state.model
-    state.replica.load_state_dict({name: whole(tensor) for name, tensor in state.model.state_dict().items()})
+    copies = state.replica.state_dict()
+    for name, tensor in state.model.state_dict().items():  # one at a time: no second copy in memory
+        copies[name].copy_(whole(tensor))
     return state.replica
 
 
@@ -303,9 +306,10 @@ def save(state: TrainState) -> None:
     sums = state.position.by_process(accelerator)
     check_divergence({name: sum(values) for name, values in sums.items()}, state)
     save_best(state)
-    if accelerator.is_main_process or state.config.fsdp:
-        tensors = pack(state.model, getattr(state.optimizer, "optimizer", state.optimizer), state.ema)
-        if accelerator.is_main_process:
+    main = accelerator.is_main_process
+    if main or state.config.fsdp:
+        tensors = pack(state.model, getattr(state.optimizer, "optimizer", state.optimizer), state.ema, keep=main)
+        if main:
             save_tensors(state.context.run.last, tensors, state.position.stored(sums), RESUME)
 
 
@@ -321,14 +325,14 @@ def save_best(state: TrainState) -> None:
 
 
 def resume_state(
-    run: Run, model, ema, accelerator: Accelerator, resume: bool
+    run: Run, model, ema, accelerator: Accelerator, resume: bool, stored_on: torch.device
 ) -> tuple[dict[str, Tensor], LoopPosition]:
-    """Load the weights of the last checkpoint, if the run is resumed and there is one; returns all its tensors, and
-    where to start from."""
+    """Load the weights of the last checkpoint, if the run is resumed and there is one; returns all its tensors, on
+    `stored_on`, and where to start from."""
     tensors, position, device, main = {}, LoopPosition(), accelerator.device, accelerator.is_main_process
     if resume and run.last.exists():
         tensors, facts = load_tensors(run.last, checksum=run.has_checksums)
-        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        tensors = {name: tensor.to(stored_on) for name, tensor in tensors.items()}
         unpack_weights(tensors, model, ema)
         sums = {name: own_sum(value, accelerator) for name, value in facts["sums"].items()}
         facts["sums"] = {name: torch.tensor(value, device=device) for name, value in sums.items()}

@@ -25,8 +25,8 @@ MIN_SECONDS = 20.0  # between checkpoints of finished epochs
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], remedy: str = FREE_SPACE) -> None:
     """At any moment either the old or the new file exists, also if the power fails in between."""
-    copied = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_with_checksum(path, copied, {"facts": json.dumps(facts)}, remedy=remedy)
+    on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    save_with_checksum(path, on_cpu, {"facts": json.dumps(facts)}, remedy=remedy)
 
 
 def load_tensors(path: Path, *, checksum: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -59,14 +59,23 @@ def load_cached(path: Path) -> dict[str, Tensor] | None:
 # ---- the training state ----------------------------------------------------------------------------------------------
 
 
-def pack(model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None) -> dict[str, Tensor]:
-    """The tensors of the training state: weights, EMA weights (stored as `average.`) and optimiser state. With FSDP all
-    processes must call this: the file is the same as without."""
-    tensors = {f"model.{name}": whole(tensor) for name, tensor in model.state_dict().items()}
+def pack(
+    model: nn.Module, optimizer: torch.optim.Optimizer, ema: nn.Module | None, *, keep: bool = True
+) -> dict[str, Tensor]:
+    """The tensors of the training state: weights, EMA weights (stored as `average.`) and optimiser state.
+
+    With FSDP all processes must call this, those that do not save with keep=False: each tensor is put together, and
+    goes to the CPU of the one that saves before the next. The file is the same as without FSDP."""
+    found = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     if ema is not None:
-        tensors |= {f"average.{name}": tensor for name, tensor in ema.state_dict().items()}
+        found |= {f"average.{name}": tensor for name, tensor in ema.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": whole(torch.as_tensor(value)) for name, value in state.items()}
+        found |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
+    tensors = {}
+    for name, tensor in found.items():
+        full = whole(tensor)
+        if keep:
+            tensors[name] = tensor if full is tensor else full.cpu()
     return tensors
 
 

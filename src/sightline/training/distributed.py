@@ -108,4 +108,4 @@ def like_parameter(tensor: Tensor, parameter: Tensor) -> Tensor:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(tensor, mesh, parameter.placements)  # ty: ignore[missing-attribute]
+    return distribute_tensor(tensor.to(parameter.device), mesh, parameter.placements)  # ty: ignore[missing-attribute]
