@@ -222,6 +222,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file for the rows of the result: tried, and not held")
     parser.add_argument("--details", type=Path, help="JSON file with one object for each kind of interval")
     options = parser.parse_args()
+    commit()
     for seeds in options.seeds:
         keep(options.out, options.details, seeds, KINDS, coverage(seeds, options.draws))
     if options.others:

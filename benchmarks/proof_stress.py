@@ -30,6 +30,7 @@ from record import record
 from sightline.sight import Prediction, Sight
 from sightline.verify.kernels import attention_kernels
 from sightline.verify.perturbations import NOISE_SCALES, NOT_NUMBERS, fill
+from trust import commit
 from trust import record as record_row
 
 FORMATS = ("float32", "bfloat16", "float16", "float32, bfloat16 autocast")
@@ -298,6 +299,8 @@ def sentence_of(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     arguments = parsed()
+    if arguments.row is not None:
+        commit()
     found = prove(arguments)
     print(found["sentence"], *found["not_run"], sep="\n")
     if arguments.out is not None:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from functools import cache
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "trust.json"
@@ -16,8 +17,10 @@ def record(path: Path, row: str, tried: int, failed: int) -> None:
     path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 
 
+@cache
 def commit() -> str:
-    """Of the code that was tested; with a plus sign if it had changes that are not committed."""
+    """Of the code that is tested, as it is when this is called first: long sessions do so when they begin. With a plus
+    sign if it has changes that are not committed."""
     root = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:

@@ -40,5 +40,20 @@ def test_the_table_has_a_line_per_row_and_replaces_the_old_one():
 def test_the_page_is_of_the_committed_results():
     script = docs_script()
     page = (ROOT / "docs" / "trust.md").read_text()
-    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    assert script.with_table(page, rows) == page, "run `python docs/trust.py`"
+    new = script.with_coverage(script.with_table(page, script.read(RESULTS)), script.read(script.COVERAGE))
+    assert new == page, "run `python docs/trust.py`"
+
+
+def test_every_row_is_described():
+    script = docs_script()
+    assert [row["row"] for row in script.read(RESULTS) if row["row"] not in script.DESCRIPTIONS] == []
+
+
+def test_the_table_of_coverage_has_a_column_for_each_number_of_runs():
+    script = docs_script()
+    rows = [{"interval": name, "seeds": seeds, "tried": 1000, "held": held}
+            for name, seeds, held in (("worst_group", 1, 950), ("worst_group", 2, 961), ("F1", 1, 940))]  # fmt: skip
+    lines = script.coverage_table(rows).splitlines()
+    assert lines[0] == "| Interval | 1 run | 2 runs |"
+    assert lines[2:4] == ["| worst group | 95.0 | 96.1 |", "| F1 | 94.0 | – |"]
+    assert "of 1,000 intervals" in lines[-1]

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.trust import record
+from benchmarks.trust import commit, record
 
 from .session import Session
 from .workspace import make_workspace
@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--slow", type=float, default=0.2, help="how often slow commands are drawn, relative to others")
     parser.add_argument("--out", type=Path, help="JSON file for the row of the result")
     options = parser.parse_args()
+    commit()
     failed, kinds, began = 0, Counter(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         session = Session(make_workspace(Path(folder, "base")), Path(folder), options.seed, slow=options.slow)

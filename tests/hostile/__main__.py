@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.trust import record
+from benchmarks.trust import commit, record
 
 from sightline.datasets.toy import write_toy
 from sightline.train import train
@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="kinds of files. Default: all")
     parser.add_argument("--out", type=Path, help="JSON file for the rows of the result")
     options = parser.parse_args()
+    commit()
     failed = 0
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
         toy = write_toy(Path(folder, "toy"), train=16, val=8, test=8, size=32)

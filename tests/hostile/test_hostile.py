@@ -68,3 +68,14 @@ def test_the_long_mode_makes_as_many_files_as_it_says():
     counts = [count_for(costly, 11, 4, 100_000) for costly in [True] * 4 + [False] * 7]
     assert sum(counts) == pytest.approx(100_000, abs=11)
     assert counts[-1] == pytest.approx(5 * counts[0], rel=0.001)
+
+
+def test_a_refused_network_prints_nothing(found, capfd):
+    """onnxruntime would tell of another attempt, in five lines."""
+    if "onnx" not in found[0]:
+        pytest.skip("needs onnx and onnxruntime")
+    kind, folder = found[0]["onnx"], found[1]
+    outcome = Outcome()
+    attempt(kind, kind.seeds[0].replace(b"Sigmoid", b"\xecigmoid"), folder, outcome)
+    assert (outcome.refused, outcome.failures) == (1, [])
+    assert "EP Error" not in capfd.readouterr().out

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, precision_recall_fscore_support
 
-from sightline.metrics.classification import classify
+from sightline.metrics.classification import classify, scores_of
 from sightline.metrics.estimates import Classification
 from sightline.metrics.predictions import NO_CLASS, Predictions
 
@@ -42,6 +42,26 @@ def test_confusions_are_sorted_and_none_of_the_classes_counts_as_one():
     assert found.confusion == {"a": {"a": 1, "b": 2}, "b": {"b": 1, "": 1}, "c": {"c": 1}}
     assert found.top_confusions(1) == [("a", "b", 2, 3)]
     assert found.scores["c"].precision.value == 1
+
+
+def test_the_interval_of_precision_has_the_stated_coverage():
+    """Where the number of images of each class is given. As a proportion of the images predicted as the class it would
+    cover 98 %."""
+    generator, held = np.random.default_rng(0), []
+    labels = np.repeat([0, 1], [280, 160])
+    for _ in range(1000):
+        predicted = np.where(generator.random(440) < np.repeat([0.93, 0.86], [280, 160]), labels, 1 - labels)
+        matrix = np.bincount(2 * labels + predicted, minlength=4).reshape(2, 2)
+        scores, _ = scores_of(np.pad(matrix, ((0, 0), (0, 1))), ("a", "b"), 0)
+        one = scores["b"].precision
+        held.append(one.low <= 160 * 0.86 / (160 * 0.86 + 280 * 0.07) <= one.high)
+    assert 0.93 <= np.mean(held) <= 0.97
+
+
+def test_precision_of_very_few_images_has_a_wide_interval():
+    one = classify(predicted_as([0, 0, 1], [0, 0, 0])).scores["a"].precision
+    assert one.value == pytest.approx(2 / 3)
+    assert one.high - one.low > 0.5
 
 
 def test_a_class_that_is_never_predicted_has_no_precision():

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..metrics.attention import attention_columns
 from ..metrics.estimates import Estimate
 from ..metrics.groups import RESAMPLES
-from ..metrics.intervals import MOST_DRAWN, TAIL
+from ..metrics.intervals import MOST_DRAWN, percentile_tail
 from .estimates import bootstrap_mean
 from .perturbation import upsample_map
 
@@ -76,5 +76,6 @@ def pooled_miou(counts: np.ndarray) -> Estimate:
     step = max(1, MOST_DRAWN // n)
     sizes = [min(step, RESAMPLES - start) for start in range(0, RESAMPLES, step)]
     draws = [miou(generator.multinomial(n, np.full(n, 1 / n), size=size) @ counts) for size in sizes]
-    low, high = np.quantile(np.concatenate(draws), [TAIL, 1 - TAIL])
+    tail = percentile_tail(n)
+    low, high = np.quantile(np.concatenate(draws), [tail, 1 - tail])
     return Estimate(float(miou(counts.sum(axis=0))), low, high, n, "bootstrap over images")

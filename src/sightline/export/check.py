@@ -68,7 +68,7 @@ def open_session(proto: bytes | str) -> Any:
     options.log_severity_level = 3  # it warns about inputs with a default value, which are intended
     options.intra_op_num_threads = torch.get_num_threads()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # while torch computes
-    return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
 def run_session(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

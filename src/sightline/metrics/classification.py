@@ -36,7 +36,9 @@ def f1_of(matrix: np.ndarray) -> np.ndarray:
 
 
 def scores_of(matrix: np.ndarray, names: tuple[str, ...], seed: int) -> tuple[dict[str, ClassScores], Estimate]:
-    """Intervals of precision and recall are Wilson's; those of F1 resample the images of every class."""
+    """Intervals of precision and recall are Wilson's; those of F1 resample the images of every class. Precision varies
+    less than a proportion of the images predicted as a class, because the number of images of each class is given: so
+    many more images it counts as."""
     C, labelled, predicted = len(names), matrix.sum(axis=1), matrix.sum(axis=0)
     generator, present = np.random.default_rng(seed), np.flatnonzero(labelled)
     draws = np.zeros((RESAMPLES if C <= 50 else RESAMPLES // 10, C, C + 1), dtype=np.int64)
@@ -47,19 +49,32 @@ def scores_of(matrix: np.ndarray, names: tuple[str, ...], seed: int) -> tuple[di
     def proportion(hits: int, n: int) -> Estimate | None:
         return Estimate(hits / n, *wilson(hits, n), n, "Wilson") if n else None
 
+    def precision(i: int) -> Estimate | None:
+        hits, n = int(matrix[i, i]), int(predicted[i])
+        counts_as = 1 / variance_ratio(matrix[:, i], labelled, i) if 0 < hits < n else 1.0
+        how = "Wilson, within classes"
+        return Estimate(hits / n, *wilson(counts_as * hits, counts_as * n), n, how) if n else None
+
     def f1(i: int) -> Estimate:
         low, high = np.nanquantile(drawn[:, i], [TAIL, 1 - TAIL])
         return Estimate(observed[i], low, high, int(labelled[i]), "bootstrap over images within classes")
 
     scores = {
-        names[i]: ClassScores(
-            proportion(int(matrix[i, i]), int(predicted[i])), proportion(int(matrix[i, i]), int(labelled[i])), f1(i)
-        )
-        for i in present
+        names[i]: ClassScores(precision(i), proportion(int(matrix[i, i]), int(labelled[i])), f1(i)) for i in present
     }
     low, high = np.nanquantile(np.nanmean(drawn[:, present], axis=1), [TAIL, 1 - TAIL])
     n, how = int(labelled.sum()), "bootstrap over images within classes"
     return scores, Estimate(float(np.nanmean(observed[present])), low, high, n, how)
+
+
+def variance_ratio(predicted: np.ndarray, labelled: np.ndarray, i: int) -> float:
+    """The variance of the precision of class i, of so many images of every label that were predicted as it, where the
+    number of images of each label is given, to that where it is not (by the delta method). Rates are those of one more
+    right and one more wrong image, as in `intervals`."""
+    spread = predicted * (1 - (predicted + 1) / (labelled + 2))  # of a count
+    hits, misses = predicted[i], predicted.sum() - predicted[i]
+    own, others = spread[i] / hits, (spread.sum() - spread[i]) / misses
+    return float((misses * own + hits * others) / (hits + misses))
 
 
 def calibration(predictions: Predictions, seed: int) -> tuple[Estimate, tuple[ReliabilityBin, ...]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .estimates import Estimate
 from .inference import inference_batches, map_batches, predictions_from_logits, sample_evenly, sight_for
-from .intervals import TAIL, proportion
+from .intervals import percentile_tail, proportion
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -245,5 +245,6 @@ def mean_by(values: np.ndarray, of: np.ndarray, names: tuple[str, ...]) -> dict[
 def mean_of(values: np.ndarray) -> Estimate:
     generator, n = np.random.default_rng(0), len(values)
     means = values[generator.integers(n, size=(500, n))].mean(axis=1)
-    low, high = np.quantile(means, [TAIL, 1 - TAIL])
+    tail = percentile_tail(n)
+    low, high = np.quantile(means, [tail, 1 - tail])
     return Estimate(float(values.mean()), low, high, n, "bootstrap over images")

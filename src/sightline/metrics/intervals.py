@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtr, stdtrit
 
 from .estimates import Estimate
 
@@ -28,8 +28,8 @@ CONSTANTS = (0.002, 0.003, 0.03, 0.281, 0.312, 0.245, 0.16, 0.103)
 MOST_DRAWN = 4_000_000  # numbers at once, to bound memory
 
 
-def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's interval (95 % by default) for a proportion; (0, 1) for n = 0.
+def wilson(successes: float, n: float, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's interval (95 % by default) for a proportion; (0, 1) for n = 0. Both may be an effective number.
 
     >>> [round(bound, 3) for bound in wilson(0, 20)]
     [0.0, 0.161]
@@ -40,6 +40,16 @@ def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def percentile_tail(n: int) -> float:
+    """Where a percentile interval of the means of resamples ends, so that it covers 95 % for few images, too: as far
+    out as Student's t, and the missing n / (n - 1) of the variance (Hesterberg 2015, expanded percentile interval).
+
+    >>> round(percentile_tail(10), 4), round(percentile_tail(1000), 4)
+    (0.0086, 0.0247)
+    """
+    return float(ndtr(stdtrit(n - 1, TAIL) * math.sqrt(n / (n - 1)))) if n > 1 else 0.0
 
 
 def proportion(flags: np.ndarray) -> Estimate:

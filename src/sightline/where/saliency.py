@@ -180,8 +180,11 @@ def _open_onnx(path: Path):
         raise UserError(f"{path}: no such file; give U2-Net's weights as an ONNX file")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # no warnings about a file that is refused, or works
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
+        )  # a second attempt on the same provider would fail in the same way
     except Exception as error:  # onnxruntime's own error classes differ between versions
         raise UserError(f"{path}: not an ONNX file that onnxruntime can read ({_first_line(error)})") from error
     shape = session.get_inputs()[0].shape if len(session.get_inputs()) == 1 else []
