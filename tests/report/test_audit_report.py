@@ -253,7 +253,7 @@ def test_galleries_are_balanced_and_reproducible():
     assert len(sample_balanced(np.array([], dtype=int), cells, 9, np.random.default_rng(0))) == 0
 
 
-@pytest.mark.parametrize(("parts", "count"), [(0, 20), (3, 5)])
+@pytest.mark.parametrize(("parts", "count"), [(0, 20), (3, 8)])
 def test_a_few_images_are_balanced_over_groups(parts, count):
     groups = np.repeat([0, 1, 2, 3], 30)
     logits = np.eye(4)[groups] * 9
