@@ -62,14 +62,21 @@ def measured(groups):
     return {"objective": "worst-group", "split": "val", "n": 800, "before": 0.4, "data": "toy", "trials": trials}
 
 
-@pytest.mark.parametrize(("groups", "width", "brief"), [(4, 80, False), (6, 80, True), (6, 120, False), (9, 250, True)])
-def test_on_a_narrow_console_the_groups_that_change_most_replace_the_columns_of_all_groups(groups, width, brief):
+@pytest.mark.parametrize(
+    ("groups", "width", "brief", "intervals"),
+    [(3, 80, False, False), (4, 80, True, False), (4, 140, False, True), (6, 120, False, False), (9, 250, True, True)],
+)
+def test_on_a_narrow_console_intervals_go_first_and_then_all_groups_but_those_that_change_most(
+    groups, width, brief, intervals
+):
     console = Console(width=width, file=io.StringIO())
     console.print(search_table(measured(groups), console))
     shown = console.file.getvalue()
     assert ("Largest loss" in shown) == brief
-    assert shown.count("[-100.0,") == 2 * (3 if brief else 1 + groups)
+    assert shown.count("[-100.0,") == 2 * (1 + intervals * (2 if brief else groups))
+    assert ("on the page with images" in " ".join(shown.split())) != intervals
     assert "…" not in shown
+    assert [line.split()[0] for line in shown.splitlines()[1:3]] == ["without", "without"]  # a line each
 
 
 def test_a_gain_that_is_not_significant_is_not_taken():

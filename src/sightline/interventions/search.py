@@ -279,38 +279,50 @@ def accuracy_differences(ours: Predictions, theirs: Predictions, objective: str,
 
 
 def search_table(measured: Mapping[str, Any], console: Console) -> Table:
-    """Every part removed and every quantile, with the change in each group, or class, of the validation data; if these
-    are too many for the console, only the largest gain and the largest loss."""
+    """Every part removed and every quantile, with the change in each group, or class, of the validation data. Where
+    that is too wide: without the intervals of the groups; only the largest gain and the largest loss; or both."""
     trials = measured["trials"]
     kind = "groups" if trials and trials[0]["groups"] else "classes"
     cells = [*trials[0][kind]] if trials else []
-    if len(cells) <= MOST_COLUMNS:
-        wide = _table(measured, kind, cells)
-        if console.measure(wide, options=console.options.update(max_width=ANY_WIDTH)).minimum <= console.width:
-            return wide
-    return _table(measured, kind, [])
+    every = [cells] if len(cells) <= MOST_COLUMNS else []
+    shapes = [(shown, intervals) for shown in [*every, []] for intervals in (True, False)]
+    options = console.options.update(max_width=ANY_WIDTH)
+    for shown, intervals in shapes:
+        table = _table(measured, kind, shown, intervals=intervals)
+        if console.measure(table, options=options).maximum <= console.width:
+            break
+    table.caption = _caption(measured, intervals=intervals)
+    return table
 
 
-def _table(measured: Mapping[str, Any], kind: str, shown: Sequence[str]) -> Table:
+def _table(measured: Mapping[str, Any], kind: str, shown: Sequence[str], *, intervals: bool) -> Table:
     from rich.markup import escape
     from rich.table import Column, Table
 
-    label = OBJECTIVE_LABELS[measured["objective"]]
-    caption = (
-        f"Differences in points, with 95 % intervals, from {100 * measured['before']:.1f} % {label} as trained; "
-        f"split {measured['split']!r} of {measured['data']}, n = {measured['n']:,}."
-    )
-    names = ["", _capitalize(label), "Gain", *map(escape, shown or ["Largest gain", "Largest loss"])]
-    table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False, caption=caption)
+    def change(one: Estimate) -> str:
+        return _points(one) if intervals else f"{100 * one.value:+.1f}"
+
+    label = _capitalize(OBJECTIVE_LABELS[measured["objective"]].removesuffix(" accuracy"))
+    names = ["", label, "Gain", *map(escape, shown or ["Largest gain", "Largest loss"])]
+    table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False)
     table.caption_justify = "left"
     for trial in measured["trials"]:
         gain = Estimate(**trial["gain"])
         by_cell = {name: Estimate(**estimate) for name, estimate in trial[kind].items()}
         order = sorted(by_cell, key=lambda name: by_cell[name].value, reverse=True)
-        extremes = [] if shown else [f"{escape(name)} {_points(by_cell[name])}" for name in (order[0], order[-1])]
-        columns = extremes or [_points(by_cell[name]) for name in shown]
+        extremes = [] if shown else [f"{escape(name)} {change(by_cell[name])}" for name in (order[0], order[-1])]
+        columns = extremes or [change(by_cell[name]) for name in shown]
         table.add_row(escape(trial["step"]), f"{100 * trial['score']:.1f} %", _points(gain), *columns)
     return table
+
+
+def _caption(measured: Mapping[str, Any], *, intervals: bool) -> str:
+    label = OBJECTIVE_LABELS[measured["objective"]]
+    others = "" if intervals else " The intervals of the others are on the page with images."
+    return (
+        f"Differences in points, with 95 % intervals, from {100 * measured['before']:.1f} % {label} as trained; "
+        f"split {measured['split']!r} of {measured['data']}, n = {measured['n']:,}.{others}"
+    )
 
 
 def _points(gain: Estimate) -> str:

@@ -210,7 +210,10 @@ def _worst_gain(ours: Sample, theirs: Sample, subsets: Subsets, n: int, how: str
 
 
 def _warnings(entries: Sequence[Entry]) -> Iterator[str]:
-    yield from dict.fromkeys(warning for entry in entries for warning in entry.metrics.warnings)
+    """Each once; those that are not of all methods name theirs."""
+    for warning in dict.fromkeys(warning for entry in entries for warning in entry.metrics.warnings):
+        own = [entry.name for entry in entries if warning in entry.metrics.warnings]
+        yield warning if len(own) == len(entries) else f"{listed(own)}: {warning}"
     if len(entries) > 2:
         yield f"the intervals of the {len(entries) - 1} differences are corrected for their number (Bonferroni)"
     if single := [entry.name for entry in entries if entry.metrics.seeds == 1]:

@@ -30,7 +30,7 @@ LINE = (0.86, 0.08, 0.55)  # outline of the sight: a colour that is rare in phot
 HEAT = (0.88, 0.16, 0.02)  # where a map is high
 MAX_ERRORS = 12
 PER_PART = 16  # images
-OVERVIEW = 40
+OVERVIEW = 32
 
 
 @dataclass(frozen=True)
