@@ -26,15 +26,15 @@ MOST_BLOCKS = 10_000  # that a plan is divided into for Ray's scheduler
 
 
 class PartWriter:
-    """On a worker: a copy of the model. Takes one chunk at a time, and answers with its counts, or an error."""
+    """On a worker: a copy of the model. Takes one chunk at a time, and returns its counts, or an error."""
 
     def __init__(self, settings: Mapping[str, Any], make: MakeScore, facts: Mapping[str, Any]):
         self.settings, self.make, self.facts, self.score = settings, make, facts, None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
-        return {"answer": [self.answer(text) for text in batch["chunk"]]}
+        return {"result": [self.result(text) for text in batch["chunk"]]}
 
-    def answer(self, text: str) -> str:
+    def result(self, text: str) -> str:
         number, start, items = json.loads(text)
         try:
             summary = self.write(Chunk(number, start, [Item(*item) for item in items]))
@@ -78,17 +78,17 @@ def write_parts_with_ray(
         }  # fmt: skip
         chunks = [{"chunk": shipped(chunk)} for chunk in missing]
         data = ray.data.from_items(chunks, override_num_blocks=min(len(chunks), MOST_BLOCKS))
-        answers = data.map_batches(
+        results = data.map_batches(
             PartWriter, batch_size=1, compute=ray.data.ActorPoolStrategy(size=min(command.workers, len(chunks))),
             fn_constructor_args=(settings, make, dict(facts)), **resources,
         )  # fmt: skip
         done = 0
-        for row in answers.iter_rows():
-            answer = json.loads(row["answer"])
-            if "problem" in answer:
-                raise UserError(answer["problem"])
+        for row in results.iter_rows():
+            result = json.loads(row["result"])
+            if "problem" in result:
+                raise UserError(result["problem"])
             done += 1
-            yield Summary(**answer)
+            yield Summary(**result)
         if done != len(missing):
             raise UserError(f"{folder}: {done:,} of {len(missing):,} parts were written; run the same command again")
 
