@@ -163,7 +163,7 @@ def test_compare_counts_seeds_as_one_and_pairs_images(runs, tmp_path):
     assert [entry["name"] for entry in entries] == ["probe", "erm-0 and 1 more seed"]
     assert "paired bootstrap" in " ".join(out.split())
     assert "Split 'test'" in out
-    assert "note  2 seeds are few" in out
+    assert "note  erm-0 and 1 more seed: 2 seeds are few" in out
     assert all(entry["metrics"]["adjusted"] and entry["metrics"]["minority_worst_group"] for entry in entries)
     code, _, err = typed("compare", runs / "probe")
     assert (code, "at least two" in err) == (2, True)
