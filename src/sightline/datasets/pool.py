@@ -15,6 +15,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+import torch
+
 from ..errors import UserError
 
 Task = TypeVar("Task")
@@ -40,7 +42,8 @@ def map_in_processes(
 
 def _start_worker() -> None:
     """One thread per worker; Ctrl-C is handled by the parent, and a worker ends when its parent is killed."""
-    os.environ["OMP_NUM_THREADS"] = "1"
+    # Not by OMP_NUM_THREADS: where the main script imports torch, torch has read it before this is called.
+    torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
