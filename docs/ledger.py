@@ -16,6 +16,7 @@ from typing import Any
 
 from a2_page import page as a2_page
 from birds_tables import TABLES as BIRDS
+from demo_tables import TABLES as DEMO
 from parts_tables import TABLES as PARTS
 from relevance_tables import TABLES as RELEVANCE
 from scaling_tables import TABLES as SCALING
@@ -228,6 +229,7 @@ def paired(results: Path = RESULTS) -> str:
 
 
 TABLES = {
+    "index.md": DEMO,
     "choosing.md": {"measured": measured, "paired": paired},
     "results.md": BIRDS,
     "results_parts.md": PARTS,

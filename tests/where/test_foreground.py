@@ -85,16 +85,19 @@ def test_the_same_seed_gives_the_same_start(scene):
 def test_border_ratio_is_one_for_chance_and_less_for_what_is_inside():
     cluster = torch.zeros(2, 5, 5, dtype=torch.int64)
     cluster[:, 1:4, 1:4] = 1
-    ratio, size = border_ratio(cluster.flatten(), 3, (2, 5, 5))
+    ratio = border_ratio(cluster.flatten(), 3, (2, 5, 5))
     assert ratio[1] == 0
     assert ratio[0] == pytest.approx(25 / 16)
-    assert size[:2].tolist() == pytest.approx([16 / 25, 9 / 25])
 
 
 def test_otsu_separates_two_groups_whatever_their_sizes():
     values = torch.tensor([0.1, 0.2, 0.15, 0.9, 1.0, 1.0, 0.95])
-    assert 0.2 < otsu(values, torch.ones(7)) < 0.9
-    assert 0.2 < otsu(values, torch.tensor([0.01, 0.02, 0.01, 0.3, 0.3, 0.3, 0.06])) < 0.9
+    assert 0.2 < otsu(values) < 0.9
+    assert 0.2 < otsu(values.repeat_interleave(torch.tensor([1, 2, 1, 30, 30, 30, 6]))) < 0.9
+
+
+def test_otsu_finds_nothing_below_where_all_values_are_equal():
+    assert otsu(torch.full((5,), 0.7, dtype=torch.float64)) == 0.7
 
 
 def test_kmeans_finds_separated_clusters():

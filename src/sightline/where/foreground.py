@@ -7,8 +7,9 @@
     start.prototypes                                           # [K, D]: parts, clustered inside the foreground
 
 1. k-means with more clusters than parts. Several of them are background, so that no single one has to be all of it.
-2. Backgrounds continue beyond the image, objects usually do not: clusters that lie on the border of the image less
-   often than the others are foreground. Otsu's threshold separates the two kinds, so there is no constant to tune.
+2. Backgrounds continue beyond the image, objects usually do not: patches whose clusters lie on the border of the image
+   less often than others are foreground. A cluster may hold some of both by chance, so k-means starts several times and
+   every patch has the mean over its clusters. Otsu's threshold separates the two kinds: there is no constant to tune.
 3. The foreground mask is aligned with image edges by the guided filter, and a logistic regression on patch tokens is
    fitted to it (as FOUND does; Siméoni et al., 2023). Once: every further round loses thin structures. These may be the
    tokens of an earlier block and of smaller images than those that were clustered: they predict the mask as well.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,6 +28,8 @@ from ..sight import cell_share
 from .pixels import PixelSettings, pixel_foreground_probability
 
 CLUSTERS = 32
+STARTS = 8  # of k-means
+SAMPLE = 50_000  # tokens that each start of k-means learns its clusters from
 RIDGE = 1e-4  # of the logistic regression
 CHUNK = 64  # images at a time
 
@@ -35,9 +39,8 @@ class Foreground:
     """The foreground of some images, found without labels, masks or gradient steps on the ViT."""
 
     masks: Tensor  # bool [N, h, w]
-    border_ratio: tuple[float, ...]  # of each cluster: how often it touches the border, 1 = as often as chance
-    fraction: tuple[float, ...]  # of all patches that are in each cluster
-    threshold: float  # clusters with a smaller border ratio are foreground
+    border_ratio: tuple[float, ...]  # deciles over the patches: 1 = their clusters touch the border as often as chance
+    threshold: float  # patches with a smaller border ratio are foreground
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,14 @@ class ForegroundStart:
 def find_foreground(features: Tensor, images: Tensor, *, clusters: int = CLUSTERS, seed: int = 0) -> Foreground:
     """From patch tokens [N, D, H, W] of images [N, 3, h, w] in [0, 1]."""
     N, _, H, W = features.shape
-    cluster = kmeans(F.normalize(as_rows(features), dim=1), clusters, seed)
-    ratio, size = border_ratio(cluster, clusters, (N, H, W))
-    threshold = otsu(ratio.clamp(max=1.0), size)
-    masks = align_with_edges((ratio < threshold)[cluster].float().view(N, H, W), images)
-    ratios, sizes = (tuple(round(float(value), 3) for value in values) for values in (ratio, size))
-    return Foreground(masks, ratios, sizes, threshold)
+    tokens, ratio = F.normalize(as_rows(features), dim=1), torch.zeros(N * H * W, device=features.device)
+    for start in range(STARTS):
+        cluster = kmeans(tokens, clusters, STARTS * seed + start)
+        ratio += border_ratio(cluster, clusters, (N, H, W)).clamp(max=1.0)[cluster] / STARTS
+    threshold = otsu(ratio)
+    masks = align_with_edges((ratio < threshold).float().view(N, H, W), images)
+    deciles = np.quantile(ratio.cpu().numpy(), np.linspace(0, 1, 11))
+    return Foreground(masks, tuple(round(float(value), 3) for value in deciles), threshold)
 
 
 @torch.no_grad()
@@ -86,7 +91,7 @@ def kmeans(points: Tensor, count: int, seed: int, iterations: int = 30) -> Tenso
     Written here because scikit-learn's runs on the CPU, where a quarter of a million tokens take minutes.
     """
     generator = torch.Generator(points.device).manual_seed(seed)
-    sample = points[torch.randperm(len(points), generator=generator, device=points.device)[:50_000]]
+    sample = points[torch.randperm(len(points), generator=generator, device=points.device)[:SAMPLE]]
     centres = sample[:1]
     distance = (sample - centres).square().sum(dim=1)
     for _ in range(count - 1):
@@ -94,7 +99,7 @@ def kmeans(points: Tensor, count: int, seed: int, iterations: int = 30) -> Tenso
         centres = torch.cat([centres, sample[chosen]])
         distance = torch.minimum(distance, (sample - centres[-1]).square().sum(dim=1))
     for _ in range(iterations):
-        centres = cluster_means(points, nearest(points, centres), count, empty=centres)
+        centres = cluster_means(sample, nearest(sample, centres), count, empty=centres)
     return nearest(points, centres)
 
 
@@ -111,23 +116,23 @@ def cluster_means(points: Tensor, cluster: Tensor, count: int, empty: Tensor | N
     return means if empty is None else torch.where(members[:, None] > 0, means, empty)
 
 
-def border_ratio(cluster: Tensor, count: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """[k]: how often each cluster's patches lie on the border of the image, relative to chance; and its size."""
+def border_ratio(cluster: Tensor, count: int, shape: tuple[int, int, int]) -> Tensor:
+    """[k]: how often each cluster's patches lie on the border of the image, relative to chance."""
     border = torch.ones(shape, dtype=torch.bool, device=cluster.device)
     border[:, 1:-1, 1:-1] = False
     members = torch.bincount(cluster, minlength=count).float().clamp(min=1)
     on_border = torch.bincount(cluster[border.flatten()], minlength=count).float()
-    return on_border / members / border.float().mean(), members / len(cluster)
+    return on_border / members / border.float().mean()
 
 
-def otsu(values: Tensor, weights: Tensor) -> float:
-    """The threshold with the largest weighted variance between the two sides (Otsu, 1979)."""
-    order = values.argsort()
-    values, weights = values[order], weights[order]
-    below, total = weights.cumsum(0)[:-1], weights.sum()
-    mean_below = (weights * values).cumsum(0)[:-1] / below
-    mean_above = ((weights * values).sum() - below * mean_below) / (total - below)
-    between = below * (total - below) * (mean_below - mean_above).square()
+def otsu(values: Tensor) -> float:
+    """The threshold with the largest variance between the values on its two sides (Otsu, 1979); no value is below it if
+    all are equal."""
+    values, counts = values.double().unique(return_counts=True)
+    if len(values) == 1:
+        return float(values)
+    below, sums, total = counts.cumsum(0)[:-1].double(), (counts * values).cumsum(0), counts.sum()
+    between = (sums[-1] * below - total * sums[:-1]).square() / (below * (total - below))
     best = int(between.argmax())
     return float(values[best] + values[best + 1]) / 2
 
