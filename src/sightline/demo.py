@@ -38,7 +38,7 @@ SIDE = 80  # of the images in pixels
 DISPLACEMENT = 0.06
 # Many images, seen few times: with half as many, seen twice as often, iFAM fits them and not others.
 IMAGES = {"train": 2400, "val": 300, "test": 800}
-BRIEF = {"epochs": 3, "batch": 32, "lr": 1e-3}  # of fine-tuning, the same for all
+BRIEF = {"epochs": 3, "batch": 16, "lr": 1e-3}  # of fine-tuning, the same for all
 # Settings were selected on validation data of such images. Head 0 is the one that attends to birds most.
 CROPS = {"crop_size": ("0.3",), "crop_count": (2,), "heads": ("0",)}
 # iFAM as `sightline train ifam` has it, except for the optimisation, which is that of all, and for what so small birds
@@ -74,7 +74,7 @@ def run_command(command: Demo) -> int:
     title = "The proof, and the report"
     with stage(f"{title:<{WIDTH}}"):
         verdicts = prove(command)
-        report, _ = audit(Audit(command.out / "ifam", quick=True, workers=0, device="cpu", examples=80))
+        report, _ = audit(Audit(command.out / "ifam", quick=True, workers=0, device="cpu", examples=48))
     show_results(console, command, verdicts)
     show_next(console, command, report)
     paragraph(console, f"All of it took {duration(time.monotonic() - began)}.")
