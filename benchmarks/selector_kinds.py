@@ -1,5 +1,5 @@
 """Does the default selector find the object in other kinds of images? It learns from some images of each kind and is
-measured on others, without labels, masks or training.
+measured on others, without labels, masks or training. Beside it, the same with a single start of k-means.
 
     python benchmarks/selector_kinds.py PACKS --out benchmarks/results/selector_kinds.json
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,10 +27,11 @@ from tyro.conf import Positional
 from record import record
 from sightline.config import Ifam
 from sightline.methods.base import copy_vit, make_selector
-from sightline.methods.clustering import Teacher, learn_selector
+from sightline.methods.clustering import Teacher
 from sightline.methods.ifam import selector_depth
 from sightline.vit.weights import load_backbone
-from sightline.where.parts import foreground_probability
+from sightline.where.foreground import STARTS, find_foreground, learn_foreground
+from sightline.where.parts import PartDiscovery, foreground_probability
 from sightline.where.pixels import PixelSettings, pixel_foreground_probability
 from sightline.where.saliency import U2Net
 
@@ -47,7 +48,7 @@ class Kinds:
     out: Path
     """Result file."""
     seeds: int = 3
-    """Number of seeds, each with its own images to learn from."""
+    """Number of seeds, each with its own images to learn from; all kinds of images with one, then with the next."""
 
 
 class Packs:
@@ -157,23 +158,37 @@ def measure(packs: Packs, name: str, examples: list[Callable[[], Example]], seed
     order = np.random.default_rng(seed).permutation(len(examples))
     count = min(LEARN, len(examples) // 2)
     learn, test = ([examples[i]() for i in part] for part in (order[:count], order[count : count + TEST]))
-    vit, config = load_backbone(packs.weights, classes=0, seed=seed), Ifam(Path(), seed=seed)
-    selector = make_selector(vit, config, 2, 3 * SIDE // 2, selector_depth(config, vit))
-    learn_selector(
-        selector, Teacher(copy_vit(vit, vit.config), 2 * SIDE), as_tensor([image for image, _ in learn]), seed
-    )
     images, masks = as_tensor([image for image, _ in test]), torch.stack([as_mask(mask) for _, mask in test])
-    with torch.inference_mode():
-        seen = torch.cat([look(selector, chunk) for chunk in images.split(32)])
-    both, either = (seen & masks).sum(dim=(1, 2)), (seen | masks).sum(dim=(1, 2))
-    area, coverage = masks.float().mean().item(), seen.float().mean().item()
+    area = masks.float().mean().item()
     result = {
-        "dataset": name, "seed": seed, "learned_from": len(learn), "n": len(test),
-        "pixel_iou": round((both / either.clamp(min=1)).mean().item(), 4), "coverage": round(coverage, 4),
-        "object_area": round(area, 4), "coverage_per_area": round(coverage / area, 3),
+        "dataset": name, "seed": seed, "learned_from": len(learn), "n": len(test), "object_area": round(area, 4)
     }  # fmt: skip
+    selectors = learned_selectors(packs.weights, as_tensor([image for image, _ in learn]), seed)
+    for prefix, selector in zip(("one_start_", ""), selectors, strict=True):
+        with torch.inference_mode():
+            seen = torch.cat([look(selector, chunk) for chunk in images.split(32)])
+        both, either = (seen & masks).sum(dim=(1, 2)), (seen | masks).sum(dim=(1, 2))
+        coverage = seen.float().mean().item()
+        result |= {
+            f"{prefix}pixel_iou": round((both / either.clamp(min=1)).mean().item(), 4),
+            f"{prefix}coverage": round(coverage, 4), f"{prefix}coverage_per_area": round(coverage / area, 3),
+        }  # fmt: skip
     print(result, flush=True)
     return result
+
+
+@torch.no_grad()
+def learned_selectors(weights: Path, images: Tensor, seed: int) -> Iterator[PartDiscovery]:
+    """From the same features: with one start of k-means, and as it is by default."""
+    vit, config = load_backbone(weights, classes=0, seed=seed).eval(), Ifam(Path(), seed=seed)
+    selector = make_selector(vit, config, 2, 3 * SIDE // 2, selector_depth(config, vit)).eval()
+    teacher = Teacher(copy_vit(vit, vit.config).eval(), 2 * SIDE)
+    fine = torch.cat([teacher.features(chunk) for chunk in images.split(32)])
+    coarse = torch.cat([selector.vit(selector.resize(chunk)).feature_map for chunk in images.split(32)])
+    for starts in (1, STARTS):
+        found = find_foreground(fine, images, starts=starts, seed=seed)
+        selector.start_from(learn_foreground(coarse, found.masks, config.parts, seed=seed))
+        yield selector
 
 
 def look(selector: torch.nn.Module, images: Tensor) -> Tensor:
@@ -205,9 +220,10 @@ def main() -> None:
         "The default selector of iFAM with ViT-Ti: clustering of the images it learns from, then the mask of other "
         "images; it is the same for every number of parts. Masks of ImageNet images, pasted or not, are U2-Net-P's."
     )
-    for name, make in kinds.items():
-        runs += [measure(packs, name, make(), seed) for seed in range(config.seeds)]
-        record(config.out, "cpu", {"note": note, "runs": runs})
+    for seed in range(config.seeds):
+        for name, make in kinds.items():
+            runs.append(measure(packs, name, make(), seed))
+            record(config.out, "cpu", {"note": note, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from demo_tables import TABLES as DEMO
 from parts_tables import TABLES as PARTS
 from relevance_tables import TABLES as RELEVANCE
 from scaling_tables import TABLES as SCALING
+from selector_tables import TABLES as SELECTOR
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -233,6 +234,7 @@ TABLES = {
     "choosing.md": {"measured": measured, "paired": paired},
     "results.md": BIRDS,
     "results_parts.md": PARTS,
+    "methods/ifam.md": SELECTOR,
     "methods/relevance.md": RELEVANCE,
     "scaling.md": SCALING,
 }

@@ -53,13 +53,15 @@ class ForegroundStart:
 
 
 @torch.no_grad()
-def find_foreground(features: Tensor, images: Tensor, *, clusters: int = CLUSTERS, seed: int = 0) -> Foreground:
+def find_foreground(
+    features: Tensor, images: Tensor, *, clusters: int = CLUSTERS, starts: int = STARTS, seed: int = 0
+) -> Foreground:
     """From patch tokens [N, D, H, W] of images [N, 3, h, w] in [0, 1]."""
     N, _, H, W = features.shape
     tokens, ratio = F.normalize(as_rows(features), dim=1), torch.zeros(N * H * W, device=features.device)
-    for start in range(STARTS):
-        cluster = kmeans(tokens, clusters, STARTS * seed + start)
-        ratio += border_ratio(cluster, clusters, (N, H, W)).clamp(max=1.0)[cluster] / STARTS
+    for start in range(starts):
+        cluster = kmeans(tokens, clusters, starts * seed + start)
+        ratio += border_ratio(cluster, clusters, (N, H, W)).clamp(max=1.0)[cluster] / starts
     threshold = otsu(ratio)
     masks = align_with_edges((ratio < threshold).float().view(N, H, W), images)
     deciles = np.quantile(ratio.cpu().numpy(), np.linspace(0, 1, 11))
