@@ -74,7 +74,7 @@ def run_command(command: Demo) -> int:
     title = "The proof, and the report"
     with stage(f"{title:<{WIDTH}}"):
         verdicts = prove(command)
-        report, _ = audit(Audit(command.out / "ifam", quick=True, workers=0, device="cpu", examples=48))
+        report, _ = audit(Audit(command.out / "ifam", quick=True, workers=0, device="cpu", examples=80))
     show_results(console, command, verdicts)
     show_next(console, command, report)
     paragraph(console, f"All of it took {duration(time.monotonic() - began)}.")
