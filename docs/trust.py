@@ -49,8 +49,8 @@ DESCRIPTIONS = {  # row: what was tried, and what others promise
     },
     **{
         f"95 % intervals of {kind}, {seeds}": (f"95 % intervals of {kind}, {seeds}, {OUTSIDE}", NO_INTERVALS)
-        for kind in ("proportions, means and their differences", "AUROC", "minima and gaps to them")
         for seeds in ("1 seed", "2 seeds", "3 seeds")
+        for kind in ("proportions, means and their differences", "AUROC", "minima and gaps to them")
     },
     **{
         f"95 % intervals of {kind}": (f"95 % intervals of {kind}, {OUTSIDE}", NO_INTERVALS)
@@ -79,7 +79,8 @@ DESCRIPTIONS = {  # row: what was tried, and what others promise
 
 def table(rows: list[dict]) -> str:
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
-    for row in rows:
+    order = {name: place for place, name in enumerate(DESCRIPTIONS)}
+    for row in sorted(rows, key=lambda row: order.get(row["row"], len(order))):
         what, others = DESCRIPTIONS.get(row["row"], (row["row"], ""))
         counts = [f"{number:,}" for number in (row["tried"], row["tried"] - row["failed"], row["failed"])]
         commit = f"`{row['commit']}`"
