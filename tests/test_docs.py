@@ -399,7 +399,8 @@ def figures_by_row(result: Any, key: str = "") -> Iterator[tuple[str, tuple[floa
 def measured_rows() -> dict[str, np.ndarray]:
     """By the name of a row in any result file: its figures, and those of pairs in which it is the first."""
     found: dict[str, list[tuple[float, float, float]]] = {}
-    contents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    files = sorted(set(RESULTS.glob("*.json")) - {RESULTS / "demo_seeds.json"})  # whose methods have no recipe
+    contents = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     for name, figure in (one for content in contents for one in figures_by_row(content)):
         found.setdefault(name, []).append(figure)
     claims = [claim for content in contents if isinstance(content, dict) for claim in content.get("claims", [])]
