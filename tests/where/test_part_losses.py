@@ -197,7 +197,7 @@ def test_presence_over_two_processes_is_that_of_one(tmp_path):
     """In value and gradient, also where both processes hold the same maximum."""
     cases = ["different", "same"]
     work = partial(one_process, folder=str(tmp_path), cases=cases)
-    mp.start_processes(work, nprocs=2, start_method="forkserver")  # which has imported torch: see small_runs
+    mp.start_processes(work, nprocs=2, start_method="spawn")  # a fork server of earlier tests may hang
     results = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for case in cases:
         alone = Maps()
