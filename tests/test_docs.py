@@ -280,7 +280,7 @@ HEADLINE = {
     "PDiscoFormer, K = 4": ["PDiscoFormer K=4"],
     "iFAM with whole patches, as in the papers, K = 1 / 4": ["iFAM K=1", "iFAM K=4"],
     "… as in its published code (`--preset published`), K = 1": ["iFAM K=1, published"],
-    "iFAM, today's default: pixels, stage 1 by clustering, K = 4": ["iFAM K=4, clusters"],
+    "iFAM with pixels, stage 1 by clustering, K = 4": ["iFAM K=4, clusters"],
     "true masks, whole patches: late / early": ["late mask, true", "early mask, true"],
     "true masks, pixels": ["early mask, true, pixels"],
 }
