@@ -38,7 +38,7 @@ GRIDS: dict[str, dict[str, str]] = {
 # With three seeds, unless something else is said.
 HEADLINE: dict[str, str] = {
     "ERM": f"erm {BRIEF}",
-    **{f"iFAM K={k}": f"ifam --parts {k} --epochs 10" for k in (1, 4, 8)},
+    **{f"iFAM K={k}": f"ifam --parts {k} --epochs 10" for k in (1, 2, 4, 8)},
     "ERM, our recipe": f"erm {RECIPE}",
     **{f"iFAM K={k}, papers": f"ifam --parts {k} {PAPERS}" for k in (4, 1, 8)},
     "iFAM K=4, whole patches, our recipe": "ifam --parts 4 --epochs 10 --sight patches",
@@ -66,7 +66,6 @@ FROZEN: dict[str, str] = {
 }  # fmt: skip
 FIVE_SEEDS = ("DFR val", "DFR train")
 BESIDE: dict[str, str] = {
-    "iFAM K=2": "ifam --parts 2 --epochs 10",
     "ERM, balanced groups": f"erm {BY_GROUPS} --balance groups",
     "PDiscoFormer K=8": "pdiscoformer --parts 8 --epochs 10",
     "late mask, true": f"late-mask {BRIEF}",
@@ -75,6 +74,8 @@ BESIDE: dict[str, str] = {
     "early mask, true, pixels, zoom, our recipe": f"early-mask {RECIPE} {EXACT} --zoom",
     "early mask, FOUND": f"early-mask {BRIEF} --masks found:SELF",
     "late mask, FOUND": f"late-mask {BRIEF} --masks found:SELF",
+    **{f"{when} mask, U2-Net (supervised)": f"{when}-mask {BRIEF} --masks u2net:U2NET" for when in ("early", "late")},
+    "early mask, U2-Net (supervised), pixels": f"early-mask {BRIEF} {EXACT} --masks u2net:U2NET",
     "AIM": "aim --epochs 10",
     "EP": "ep --epochs 10",
     "MaskTune": "masktune --init-from @ERM",
