@@ -12,17 +12,17 @@ from rich.table import Table
 
 from evidence import facts_of, predictions_of, read_json
 from rows import folder_of
-from rows.waterbirds_v1 import method_and_recipe
+from rows.waterbirds_v1 import ALL, method_and_recipe
 from sightline.metrics.estimates import Metrics, read_metrics
 from sightline.metrics.groups import evaluate_seeds
 from tables import MANY_GROUPS
 
 
 def v1_runs(runs: Path) -> list[dict[str, Any]]:
-    """Of every set under `runs`, by row and seed."""
+    """Of every set under `runs`, in the order of the rows, by seed."""
     folders = [path.parent for path in sorted(runs.glob("*/*/metrics.json"))]
     found = [record_of(one) for one in folders if "sees" in facts_of(one).get("benchmark", {})]  # or it was interrupted
-    order = {name: k for k, name in enumerate(dict.fromkeys(one["row"] for one in found))}
+    order = {name: k for k, name in enumerate(dict.fromkeys([*ALL, *(one["row"] for one in found)]))}
     return sorted(found, key=lambda one: (one["set"], order[one["row"]], one["seed"]))
 
 

@@ -74,8 +74,6 @@ BESIDE: dict[str, str] = {
     "early mask, true, pixels, zoom, our recipe": f"early-mask {RECIPE} {EXACT} --zoom",
     "early mask, FOUND": f"early-mask {BRIEF} --masks found:SELF",
     "late mask, FOUND": f"late-mask {BRIEF} --masks found:SELF",
-    **{f"{when} mask, U2-Net (supervised)": f"{when}-mask {BRIEF} --masks u2net:U2NET" for when in ("early", "late")},
-    "early mask, U2-Net (supervised), pixels": f"early-mask {BRIEF} {EXACT} --masks u2net:U2NET",
     "AIM": "aim --epochs 10",
     "EP": "ep --epochs 10",
     "MaskTune": "masktune --init-from @ERM",
@@ -84,6 +82,11 @@ BESIDE: dict[str, str] = {
     "RRR": f"rrr {TUNED}",
     "GradMask": f"gradmask {TUNED}",
 }
+# Last: U2-Net runs on the CPU, and makes the masks of all images before the first step.
+SLOW: dict[str, str] = {
+    **{f"{when} mask, U2-Net (supervised)": f"{when}-mask {BRIEF} --masks u2net:U2NET" for when in ("early", "late")},
+    "early mask, U2-Net (supervised), pixels": f"early-mask {BRIEF} {EXACT} --masks u2net:U2NET",
+}
 # The same, but selected on a split carved from the training data, whose groups are as unequal as those of training.
 CARVED = ("ERM", "ERM, our recipe", "iFAM K=4", "iFAM K=1", "iFAM K=4, papers", "early mask, true, pixels")
 FROM_TRAIN = ", selected on train"
@@ -91,7 +94,7 @@ FROM_TRAIN = ", selected on train"
 NOTED: dict[str, Any] = {"cost": None, "sees": None}
 
 TRIED = {f"{name}, {how}": line for name, grid in GRIDS.items() for how, line in grid.items()}
-ALL = HEADLINE | TRIED | FROZEN | BESIDE
+ALL = HEADLINE | TRIED | FROZEN | BESIDE | SLOW
 ALL |= {f"{name}{FROM_TRAIN}": f"{HEADLINE[name]} --select-on train-split" for name in CARVED}
 SEES_EVERYTHING = frozenset(
     "erm probe dfr s2 aim ep masktune robustvit rrr gradmask lff george groupdro jtt cvar irm coral".split()  # noqa: SIM905
@@ -104,18 +107,19 @@ def row(kind: str, name: str, seed: int = 0) -> Row:
 
 
 def first_rows(kind: str) -> list[Row]:
-    """One seed of every row, the headline first; what starts from ERM's weights comes late, when they are there."""
+    """One seed of every row but the slow ones, the headline first; what starts from ERM's weights comes late."""
     carved = [name for name in ALL if name.endswith(FROM_TRAIN)]
     return [row(kind, name) for name in (*HEADLINE, *TRIED, *FROZEN, *BESIDE, *carved)]
 
 
 def next_rows(kind: str, selected: Sequence[str]) -> list[Row]:
-    """Further seeds: of the headline and of the selected hyperparameters, then of DFR, then of all others."""
+    """Further seeds: of the headline and of the selected hyperparameters, of DFR, of all others; then slow rows."""
     early = [row(kind, name, seed) for seed in (1, 2) for name in (*HEADLINE, *selected)]
     five = [row(kind, name, seed) for name in FIVE_SEEDS for seed in (1, 2, 3, 4)]
     carved = [row(kind, name, seed) for seed in (1, 2) for name in ALL if name.endswith(FROM_TRAIN)]
     late = [row(kind, name, seed) for seed in (1, 2) for name in BESIDE]
-    return [*early, *five, *carved, *late]
+    slow = [row(kind, name, seed) for seed in (0, 1, 2) for name in SLOW]
+    return [*early, *five, *carved, *late, *slow]
 
 
 def selected_of_grids(score_of: Callable[[str], float | None]) -> list[str]:
