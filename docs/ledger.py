@@ -21,10 +21,14 @@ from parts_tables import TABLES as PARTS
 from relevance_tables import TABLES as RELEVANCE
 from scaling_tables import TABLES as SCALING
 from selector_tables import TABLES as SELECTOR
+from v1_tables import HEADLINE as HEADLINE
+from v1_tables import README
+from v1_tables import TABLES as V1
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "benchmarks" / "results"
 NOT_RUN, NOT_TESTABLE = "not run", "not testable here"
+COUNTS = ("fails", "holds", "undecided")  # what counts where several studies test a claim
 VERDICTS = ("holds", "fails", "undecided", NOT_TESTABLE, NOT_RUN)
 MOST = 4  # tests named of one claim
 FAMILIES = {  # title, and the studies that decide its claims
@@ -41,7 +45,7 @@ OUTSIDE = {
     "A13": "about DINOv2 with 300 M parameters and more; measured on the same small family",
     "F14": "about self-supervised features; measured with supervised ones",
 }
-STUDIES = {"claims_wbr.json": "waterbirds", "claims_interventions.json": "interventions"}
+STUDIES = {"claims_v1.json": "v1", "claims_wbr.json": "waterbirds", "claims_interventions.json": "interventions"}
 FILES = {"SELF": "BACKBONE", "U2NET": "FILE.onnx"}  # that lines of rows name
 INTRODUCTION = """\
 # The papers' claims
@@ -54,10 +58,11 @@ papers' (see [results](results.md)), so a claim that fails here may hold there.
 
 A test **holds** when the 95 % interval of its difference lies above its margin, **fails** when it lies below, and is
 **undecided** when it spans it. A claim fails when one of its deciding tests does, holds when all do, and is undecided
-otherwise. Each test is at 95 % by itself, not all of them together, except on Waterbirds v1.0 (`claims_v1.json`): there
-the tests of a claim are corrected for their number, and a single seed of a trained row decides nothing. Differences are
-in points. The files hold n and seeds, and every test, also those beside the deciding ones, with figures, intervals and
-recipes.
+otherwise. Where several studies test a claim, all are shown, and it counts as failed if one fails, and as held if one
+holds and none fails. Each test is at 95 % by itself, not all of them together, except on Waterbirds v1.0
+(`claims_v1.json`): there the tests of a claim are corrected for their number, and a single seed of a trained row
+decides nothing. Differences are in points. The files hold n and seeds, and every test, also those beside the deciding
+ones, with figures, intervals and recipes.
 """
 MEASURED = {  # what a user would type: the row's name, and its file
     "`probe`": ("probe", "papers"),
@@ -105,7 +110,7 @@ def percent(found: dict[str, Any] | None) -> str:
 
 
 def known_claims(results: Path) -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    """What each file says of each claim: those that tested it, or else the one that says why not."""
+    """What each file says of each claim: those that tested it, what counts first, or else the one that says why not."""
     said: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for path in sorted(results.glob("claims_*.json")):
         for claim in read(path)["claims"]:
@@ -116,7 +121,9 @@ def known_claims(results: Path) -> dict[str, list[tuple[str, dict[str, Any]]]]:
             said[name] = [(file, one | {"verdict": NOT_TESTABLE, "lacks": OUTSIDE[name]}) for file, one in said[name]]
         tested = [one for one in said[name] if one[1]["verdict"] not in (NOT_RUN, NOT_TESTABLE)]
         untestable = [one for one in said[name] if one[1]["verdict"] == NOT_TESTABLE]
-        found[name] = tested or untestable[:1] or said[name][:1]
+        found[name] = (
+            sorted(tested, key=lambda one: COUNTS.index(one[1]["verdict"])) or untestable[:1] or said[name][:1]
+        )
     return found
 
 
@@ -230,10 +237,12 @@ def paired(results: Path = RESULTS) -> str:
 
 
 TABLES = {
+    "../README.md": README,
     "index.md": DEMO,
     "choosing.md": {"measured": measured, "paired": paired},
     "results.md": BIRDS,
     "results_parts.md": PARTS,
+    "results_v1.md": V1,
     "methods/ifam.md": SELECTOR,
     "methods/relevance.md": RELEVANCE,
     "scaling.md": SCALING,

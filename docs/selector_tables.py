@@ -1,4 +1,4 @@
-"""The table of docs/methods/ifam.md on other kinds of images, from benchmarks/results."""
+"""The tables of docs/methods/ifam.md on stage 1 by clustering, from benchmarks/results."""
 
 from __future__ import annotations
 
@@ -6,6 +6,35 @@ from pathlib import Path
 from typing import Any
 
 from birds_tables import read, table
+
+TRAINED = {  # and what is shown of each number of parts
+    "Waterbirds v1.0": ("worst group", "worst_group"),
+    "WB-R": ("worst group", "worst_group"),
+    "scenes one-to-one": ("worst group", "worst_group"),
+    "CUB photographs, land or water": ("worst class", "worst_group"),
+    "CUB photographs, 200 classes": ("accuracy, 4 epochs", "accuracy"),
+}
+
+
+def trained(results: Path) -> str:
+    """A figure for each seed."""
+    runs = read(results, "selector.json")["runs"]
+    parts = sorted({run["parts"] for run in runs})
+    head = ["ViT-Ti, 10 epochs", "starts", "pixel IoU", "coverage / area", *(f"K = {k}" for k in parts)]
+    lines = []
+    for name, (words, key) in TRAINED.items():
+        own = sorted((run for run in runs if run["dataset"] == name), key=lambda run: run["seed"])
+        ious = [run["pixel_iou"] for run in own]
+        shares = [run["coverage"] / run["object_area"] for run in own]
+        figures = [", ".join(f"{100 * run[key]:.1f}" for run in own if run["parts"] == k) for k in parts]
+        title = f"{name.replace('WB-R', 'Waterbirds rebuilt')}: {words}"
+        lines.append([title, str(own[0]["starts"]), between(ious), between(shares), *figures])
+    return table(head, lines)
+
+
+def between(values: list[float]) -> str:
+    low, high = (f"{value:.2f}".removeprefix("0") for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def kinds(results: Path) -> str:
@@ -25,4 +54,4 @@ def by_seed(runs: list[dict[str, Any]], key: str) -> str:
     return ", ".join(f"{run[key]:.2f}".removeprefix("0") for run in runs)
 
 
-TABLES = {"kinds": kinds}
+TABLES = {"trained": trained, "kinds": kinds}
