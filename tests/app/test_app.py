@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.app.app import FOUND, Page
+from sightline.app.app import COMPARING, FOUND, Page
 from sightline.app.session import Viewer
 from sightline.config import App, Erm, Ifam
 from sightline.datasets.toy import write_toy
 from sightline.interventions.file import Intervention
+from sightline.metrics.estimates import Metrics, read_metrics
 from sightline.train import train
 
 from ..commands import typed
@@ -85,6 +86,18 @@ def changes(page, panel: str, action) -> None:
 
 def says(page, where: str, words: str) -> None:
     page.wait_for_selector(f"{where}:has-text({json.dumps(words)})")
+
+
+def test_the_heading_says_how_good_the_model_is_and_what_a_and_b_are(served, run):
+    page, results = served[0], run / "metrics.json"
+    headline = Metrics.from_dict(read_metrics(results)["splits"]["test"]).headline()
+    assert f"On test data, as trained: {headline}" in page.heading()
+    assert COMPARING in page.heading()
+    results.rename(run / "elsewhere.json")
+    try:
+        assert "On test data" not in page.heading()
+    finally:
+        (run / "elsewhere.json").rename(results)
 
 
 def test_removing_a_part_in_a_changes_only_a_and_equals_the_intervention(visit, served):

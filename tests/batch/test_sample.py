@@ -113,6 +113,6 @@ def test_audit_reports_on_a_sample_of_tar_shards(runs, birds, tmp_path):
     assert "10 images of 12 drawn, seed 0" in err
     (report,) = run.glob("on-*/audit.html")
     assert str(report) in printed
-    assert "n = 10" in report.read_text(encoding="utf-8")
+    assert "n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}10" in report.read_text(encoding="utf-8")
     assert "takes the place of DATA" in typed("audit", run, tmp_path, *flags)[2]
     assert "--sample: needs --sample-of" in typed("audit", run, "--sample", 3, "--device", "cpu")[2]

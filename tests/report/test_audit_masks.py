@@ -138,7 +138,7 @@ def test_a_report_on_other_data_names_them_and_shows_their_results(run, bare):
     data = bare.rename(bare.with_name("other data"))
     try:
         page = audited(run, data, "--split", "test")
-        assert f"`sightline stress {run} '{data}'`" in page.sections["maps"]
+        assert f"run sightline stress {run} '{data}'." in page.sections["maps"]
         assert typed("stress", run, data, "--limit", 8, "--tests", "curves", "--maps", "gae", *QUICK)[0] == 0
         page = audited(run, data)
         assert stressed(run)["sentences"][0] in page.sections["maps"]

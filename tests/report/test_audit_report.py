@@ -16,17 +16,21 @@ from sightline.config import Audit, Gradmask, Ifam, Masktune, Robustvit, Rrr
 from sightline.data.sampling import sample_balanced
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
+from sightline.explain.background_swaps import SwapResults
 from sightline.interventions.apply import apply_intervention
 from sightline.interventions.file import Intervention
 from sightline.load import load_as_trained as load
+from sightline.metrics.coverage import SightSummary
 from sightline.metrics.estimates import Estimate, Metrics
 from sightline.metrics.inference import predict_rows
 from sightline.metrics.predictions import Predictions
 from sightline.report.case import open_report
 from sightline.report.gallery import jpeg_uri, select_images
-from sightline.report.provenance import flags, training_command
+from sightline.report.proof import Proof
+from sightline.report.provenance import flags, metric_label, training_command
+from sightline.report.summary import answers, background_matters, cards, of_all_images
 from sightline.report.survey import SurveyResults
-from sightline.report.text import best_group
+from sightline.report.text import best_group, breakable, keep_together, mark_code
 from sightline.training.distributed import make_accelerator
 from sightline.training.run_folder import read_run
 
@@ -37,13 +41,13 @@ SECTIONS = (
     "sight",
     "groups",
     "classes",
+    "mistakes",
     "proof",
+    "shape",
+    "backgrounds",
     "looks",
     "without",
     "removal",
-    "backgrounds",
-    "shape",
-    "mistakes",
     "masks",
     "maps",
     "run",
@@ -63,6 +67,7 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
+        html = html.replace("\N{NO-BREAK SPACE}", " ")
         self.html, self.elements, self.rows, self.sections, self.open = html, [], [], {}, ""
         self.feed(html)
 
@@ -148,6 +153,36 @@ def test_the_page_is_self_contained_and_accessible(pages, name):
     assert len(ids) == len(set(ids))
     inside = {given["href"] for tag, given in page.elements if tag == "a"}
     assert inside <= {f"#{one}" for one in ids}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_top_answers_what_a_reader_asks_first(pages, name):
+    page = pages[name]
+    top = page.html.split("<nav")[0]
+    for question in ("Where does it fail?", "What does it look at?", "Is that proved?", "Does the background matter?"):
+        (section, answer), *others = re.findall(f'<a href="#([a-z]+)">{re.escape(question)}</a></dt><dd>(.*)</dd>', top)
+        assert section in SECTIONS
+        assert len(answer.split()) > 4
+        assert not others
+    contents = page.html.split("<nav")[1].split("</nav>")[0]
+    assert tuple(re.findall(r'href="#([a-z]+)"', contents)) == SECTIONS
+    blind = name in ("ifam", "a2", "early")
+    assert ("<strong>proved</strong>" in top) == blind
+    assert ("<strong>not blind</strong>" in top) == (not blind)
+
+
+def test_how_much_is_seen_is_that_of_all_images(pages):
+    top, section = pages["ifam"].html.split("<nav")[0], pages["ifam"].sections["sight"]
+    (seen, n), *_ = re.findall(r"It sees (\d+) % of the image on average \(± \d+ %, n = (\d+)\)", top)
+    assert (n, top.count(f"<strong>{seen} %</strong>")) == ("24", 1)
+    assert "by their visible fraction, n = 24." in section
+
+
+def test_the_confusion_matrix_has_percentages_of_the_label(pages):
+    row = pages["ifam"].html.split('class="matrix"')[1].split("<tbody>")[1].split("</tr>")[0]
+    counts, shares = re.findall(r">([\d,]+) <span", row), re.findall(r"\((\d+) %\)", row)
+    total = sum(map(int, counts))
+    assert [f"{100 * int(count) / total:.0f}" for count in counts] == shares
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -277,6 +312,56 @@ def test_the_best_group_is_named_and_whether_the_difference_is_significant():
     apart = best_group(metrics(easy=(0.99, 0.98, 1.0), hard=(0.71, 0.68, 0.74)))
     assert apart == "Best group: easy, accuracy 99.0 % [98.0, 100.0]."
     assert "not significant" in best_group(metrics(easy=(0.9, 0.8, 0.95), hard=(0.85, 0.75, 0.92)))
+
+
+def test_what_is_not_proved_is_neither_called_blind_nor_not_blind():
+    class Refused:
+        verdict, images, end_to_end = "refused", 4, None
+
+    seen = Predictions.from_logits(["a", "b"], np.array([0, 1]), np.eye(2), ("x", "y"))
+    low = Estimate(0.5, 0.4, 0.6, 2, "", "x")
+    summary = SightSummary(low, 0.1, None, low, low, (0,) * 10)
+    every = of_all_images(summary, seen, np.array([0.25, 0.75]))
+    assert (every.coverage.value, every.coverage.n, sum(every.histogram)) == (0.5, 2, 2)
+    assert {name: one.value for name, one in every.classes.items()} == {"x": 0.25, "y": 0.75}
+    assert every.empty.value == 0
+    metrics, proof = Metrics("test", 2, 1, low, low, low, {"x": low}), Proof(Refused())
+    (card,) = (one for one in cards(metrics, every, proof) if one.title == "Proof of blindness")
+    assert (card.value, card.tone) == ("not proved", "")
+    said = answers(metrics, ["There are no errors."], (None, "no sight"), (None, "no time"), (None, "no masks"))
+    assert [one.answer for one in said][1:] == ["No sight.", "Not tested: no time.", "Not measured: no masks."]
+
+
+def test_a_changed_prediction_of_a_blind_model_is_explained():
+    class Blind:
+        verdict, images, end_to_end = "blind", 4, {}
+
+    labels, names, logits = np.array([0, 1]), ("x", "y"), np.eye(2)
+    same = Predictions.from_logits(["a", "b"], labels, logits, names)
+    other = Predictions.from_logits(["a", "b"], labels, logits[::-1], names)
+
+    def swapped(condition):
+        predictions = {"original": same, "other": condition, "background": same}
+        return SwapResults("given", "class", ("x",), predictions, {}, ())
+
+    assert "can only move the sight" in background_matters(Proof(Blind()), swapped(other), "", "")
+    assert "can only" not in background_matters(Proof(Blind()), swapped(same), "", "")
+    assert "can only" not in background_matters(None, swapped(other), "", "")
+
+
+def test_lines_do_not_break_inside_numbers_and_commands_stay_as_they_are():
+    space = "\N{NO-BREAK SPACE}"
+    assert keep_together("5 % [1, −2.5], n = 3<pre>5 % [1, 2]</pre> 1 %") == (
+        f"5{space}% [1,{space}−2.5], n{space}={space}3<pre>5 % [1, 2]</pre> 1{space}%"
+    )
+    assert mark_code("<b> run `a <x>`") == "&lt;b&gt; run <code>a &lt;x&gt;</code>"
+    assert breakable("<b>/x") == "&lt;b&gt;/<wbr>x"
+
+
+def test_selection_rules_are_named_as_elsewhere_in_the_report():
+    assert metric_label("balanced") == "Class-balanced accuracy"
+    assert metric_label("worst-group (DFR-Val: x)") == "Worst-group accuracy (DFR-Val: x)"
+    assert metric_label("last") == "last"
 
 
 def test_the_training_command_reproduces_the_run(trained):

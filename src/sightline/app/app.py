@@ -16,6 +16,7 @@ from ..config import App
 from ..console.terminal import counted
 from ..errors import UserError
 from ..interventions.file import FILE, Intervention
+from ..metrics.estimates import Metrics, read_metrics
 from .guard import Guard, new_token
 from .panels import (
     CHOOSE,
@@ -46,6 +47,8 @@ MAX_BYTES = 200 << 20  # of an image file
 MAX_REMOVED = 20  # per cent of patches
 FOUND, DRAWN = "model's sight", "drawn mask"
 NAMES = ("A", "B")
+COMPARING = "A and B are two versions of the model on the same image. Change one below its images, and compare."
+SEES_EVERYTHING = "This method sees the whole image: the maps explain its predictions but hide nothing from it."
 FONTS = ("system-ui", "-apple-system", "Segoe UI", "sans-serif")
 
 
@@ -70,6 +73,16 @@ def serve(command: App) -> int:
     return 0
 
 
+def test_results(run: Path) -> str:
+    """The headline of the report, from the results of training; empty without."""
+    path = run / "metrics.json"
+    try:
+        found = read_metrics(path)["splits"].get("test") if path.is_file() else None
+    except UserError:
+        return ""
+    return "" if found is None else f" On test data, as trained: {Metrics.from_dict(found).headline()}"
+
+
 @dataclass(frozen=True)
 class Controls:
     """The controls of one of the two panels."""
@@ -90,6 +103,11 @@ class Page:
     def __init__(self, viewer: Viewer):
         self.viewer, self.gr = viewer, import_gradio()
         self.rows, self.example = viewer.examples(), lru_cache(MAX_EXAMPLES)(viewer.example)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether there is anything to change, and so a second panel."""
+        return self.viewer.parts > 0 or self.viewer.draws
 
     # ---- layout ------------------------------------------------------------------------------------------------------
 
@@ -119,20 +137,18 @@ class Page:
         viewer, run = self.viewer, self.viewer.model.run
         parts = f", {counted(viewer.parts, 'part')}" * bool(viewer.parts)
         classes = ", ".join(viewer.model.classes[:6]) + ", …" * (len(viewer.model.classes) > 6)
-        notes = ["This method sees the whole image: the maps explain its predictions but hide nothing from it."] * (
-            not viewer.blind
-        )
+        notes = [COMPARING] * self.comparable + [SEES_EVERYTHING] * (not viewer.blind)
         if viewer.missing:
             notes.append(f"Example images of the run are not available. {viewer.missing}")
         return (
             f"<h2>{plain(run.folder.resolve().name)}</h2>"
-            f"<p>{plain(run.facts['method'])}{parts}. Classes: {plain(classes)}.</p>"
+            f"<p>{plain(run.facts['method'])}{parts}. Classes: {plain(classes)}.{plain(test_results(run.folder))}</p>"
             + "".join(f'<p class="note">{plain(note)}</p>' for note in notes)
         )
 
     def build_choice(self) -> None:
         gr, size = self.gr, self.viewer.model.expects.size
-        self.file = gr.File(label="Image", show_label=False, elem_id="file", height=110, type="filepath")
+        self.file = gr.File(label="Image", show_label=False, elem_id="file", height=140, type="filepath")
         self.gallery = gr.HTML(
             "",
             html_template=GALLERY,
@@ -154,8 +170,7 @@ class Page:
             )
 
     def build_panel(self, name: str) -> Controls:
-        gr, viewer, key = self.gr, self.viewer, name.lower()
-        comparable = viewer.parts > 0 or viewer.draws
+        gr, viewer, key, comparable = self.gr, self.viewer, name.lower(), self.comparable
         with gr.Column(min_width=300, elem_id=f"panel-{key}", visible=comparable or name == NAMES[0]):
             gr.HTML(f"<h3>{name}</h3>", visible=comparable)
             view = gr.HTML("", elem_id=f"{key}-view", min_height=200)

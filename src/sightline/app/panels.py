@@ -65,7 +65,8 @@ def figure(image: Tensor, caption: str) -> str:
 
 def figures(prediction: ShownPrediction, *, blind: bool) -> str:
     images, sight = prediction.images.cpu(), prediction.sight.to("cpu")
-    caption = "whole image" if prediction.coverage == 1 else "sight" if blind else "area of the parts"
+    sight_caption = "sight: all that the prediction is made from"
+    caption = "whole image" if prediction.coverage == 1 else sight_caption if blind else "area of the parts"
     shown = [figure(grey_out_hidden(images, sight)[0], caption)]
     if sight.parts is not None:
         visible = sight.visible(tuple(images.shape[2:]))

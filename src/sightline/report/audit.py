@@ -34,7 +34,7 @@ from .errors import error_concentration
 from .gallery import Thumbnail, galleries, jpeg_uri, part_css_colour, swap_example_count
 from .proof import prove
 from .provenance import command_for, run_facts, split_counts
-from .summary import baseline, cards, sight_summary
+from .summary import answers, baseline, cards, sight_summary
 from .survey import PartFrequency, PartRemoval, SurveyResults, part_frequency, part_removals, survey
 
 T = TypeVar("T")
@@ -69,15 +69,25 @@ def audit(command: Audit) -> tuple[Path, str]:
     found = survey(context)
     metrics = measure(found.predictions, context.model.run)
     kind, cells = text.groups_or_classes(metrics)
-    sight, proof = section(lambda: sight_summary(context)), section(lambda: prove(context))
-    compared, loses = baseline(context)
+    sight, proof = section(lambda: sight_summary(context, found)), section(lambda: prove(context))
+    swaps, (compared, loses) = section(lambda: background_swaps(context)), baseline(context)
+    swapped = swaps.content.found if swaps.content else None
+    errors = error_concentration(found.predictions, found.coverage if sight.content else None)
     values = {
-        "cards": cards(metrics, sight.content, found.coverage, proof.content),
+        "cards": cards(metrics, sight.content, proof.content, swapped),
+        "answers": answers(
+            metrics,
+            errors.sentences,
+            (sight.content, sight.missing),
+            (proof.content, proof.missing),
+            (swapped, swaps.missing),
+            context.masks_from,
+        ),
         "sight": sight,
         "baseline": compared,
         "baseline_loses": loses,
         "classification": metrics.classification,
-        "errors": error_concentration(found.predictions, found.coverage if sight.content else None),
+        "errors": errors,
         "context": context,
         "facts": run_facts(context),
         "counts": split_counts(context),
@@ -86,7 +96,6 @@ def audit(command: Audit) -> tuple[Path, str]:
             (label, one) for name, label in METRIC_LABELS.items() if (one := getattr(metrics, name)) is not None
         ],
         "headline": metrics.headline() + (copies_sentence(context) if context.dataset.own else ""),
-        "best_group": text.best_group(metrics),
         "kind": kind,
         "cells": cells,
         "proof": proof,
@@ -94,7 +103,7 @@ def audit(command: Audit) -> tuple[Path, str]:
         "parts": describe_parts(context, found),
         "part_removal": section(lambda: part_removal(context, found)),
         "token_removal": section(lambda: token_removal(context, found)),
-        "swaps": section(lambda: background_swaps(context)),
+        "swaps": swaps,
         "shape": section(lambda: shape_probe(context, found)),
         "localization": section(lambda: localization(context)),
         "stress": section(lambda: stress_results(context)),
@@ -346,8 +355,9 @@ def render(values: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"percent": text.percent, "points": text.points, "minus": text.minus}
+    environment.filters |= {"code": text.mark_code, "breakable": text.breakable}
     labels = {"max_rows": MAX_ROWS, "max_matrix": MAX_MATRIX, "segmentation_labels": SEGMENTATION_LABELS}
-    return environment.get_template("report.html.j2").render(values | labels)
+    return text.keep_together(environment.get_template("report.html.j2").render(values | labels))
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

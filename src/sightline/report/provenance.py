@@ -11,6 +11,7 @@ from torch import nn
 from .. import __version__
 from ..data.rows import SPLITS
 from ..methods import METHODS
+from ..metrics.estimates import METRIC_LABELS
 from ..training.run_folder import NEUTRAL, Run
 from ..vit.weights import weights_sha256
 from .case import ReportContext
@@ -22,7 +23,7 @@ def run_facts(context: ReportContext) -> dict[str, str]:
     run, dataset = context.model.run.facts, context.dataset
     backbone, chosen = run.get("backbone") or {}, run.get("selection") or {}
     versions = run.get("versions", {})
-    rule = f"{chosen['metric']} on {chosen['on']} data" if chosen.get("metric") else "no selection"
+    rule = f"{metric_label(chosen['metric'])} on {chosen['on']} data" if chosen.get("metric") else "no selection"
     listed = {
         "Method": run["method"],
         "Backbone": run["config"].get("backbone") or backbone.get("name") or backbone.get("file") or "unknown",
@@ -40,6 +41,12 @@ def run_facts(context: ReportContext) -> dict[str, str]:
     listed["Training command"] = training_command(context.model.run)
     listed["Report command"] = command_for(context, "audit", *more)
     return {name: text for name, text in listed.items() if text}
+
+
+def metric_label(rule: str) -> str:
+    """The rule as recorded begins with the name of a metric; here with what the report calls it."""
+    name, space, rest = rule.partition(" ")
+    return METRIC_LABELS.get(name.replace("-", "_"), name) + space + rest
 
 
 def describe_intervention(context: ReportContext) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+from markupsafe import Markup, escape
+
 from ..explain.background_swaps import SwapResults
 from ..metrics.estimates import Estimate, Metrics
 from ..metrics.groups import evaluate
@@ -30,6 +34,28 @@ def points(gain: Estimate) -> tuple[str, str]:
 
 def minus(text: str) -> str:
     return text.replace("-", "−")
+
+
+def keep_together(page: str) -> str:
+    """No line break between a number and its unit, or inside an interval; commands stay as they are, to be copied."""
+    pieces = re.split(r"(<pre>.*?</pre>|<code>.*?</code>)", page, flags=re.DOTALL)
+    return "".join(one if one.startswith(("<pre>", "<code>")) else without_breaks(one) for one in pieces)
+
+
+def without_breaks(text: str) -> str:
+    text = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)
+    text = re.sub(r"\bn = (?=\d)", "n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}", text)
+    return re.sub(r"(\[[−-]?[\d.]+,) (?=[−-]?[\d.]+\])", "\\1\N{NO-BREAK SPACE}", text)
+
+
+def mark_code(text: str) -> Markup:
+    """Escaped, with `commands` set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def breakable(name: str) -> Markup:
+    """Escaped, with line breaks allowed after a slash rather than anywhere: for the names of groups."""
+    return Markup(str(escape(name)).replace("/", "/<wbr>"))
 
 
 def groups_or_classes(metrics: Metrics) -> tuple[str, dict[str, Estimate]]:
