@@ -120,6 +120,19 @@ def test_any_run_can_be_the_reference():
     assert any("the 2 differences are corrected for their number" in warning for warning in comparison.warnings)
 
 
+def test_both_differences_are_corrected_for_the_number_of_rivals():
+    """The same pair has wider intervals among more rivals: those that as many comparisons have, wherever made."""
+    a, b = pair(0, [0.80] * 4, [0.82] * 4)
+    runs = {"a": [a], "b": [b], "c": [b], "d": [b]}
+    alone, among = compare({"a": [a], "b": [b]}).entries[1], compare(runs).entries[1]
+    for name in ("accuracy_gain", "worst_gain"):
+        one, three = getattr(alone, name), getattr(among, name)
+        assert three.low < one.low < one.high < three.high
+        assert three == getattr(compare({"a": [a], "b": [b]}, comparisons=3).entries[1], name)
+        assert "corrected for 3 comparisons" in three.how
+        assert "corrected" not in one.how
+
+
 def test_without_groups_the_worst_class_is_compared():
     a, b = (replace(r, groups=None, group_names=()) for r in (small((90, 90, 50, 50)), small((90, 90, 90, 90))))
     comparison = compare({"a": [a], "b": [b]})
