@@ -105,6 +105,13 @@ def test_seeds_that_differ_make_a_gain_undecided():
     assert verdict(shaky.entries[1].accuracy_gain) == "undecided"
 
 
+def test_the_difference_of_few_seeds_deviates_as_students_t_of_both_says():
+    a, b = ([small((k,) * 4, 10_000) for k in (m - 200, m, m + 200)] for m in (8_000, 7_000))
+    gain = compare({"a": a, "b": b}, resamples=10_000).entries[1].accuracy_gain
+    reach = 2.776445 * 0.02 * (2 / 3) ** 0.5  # t with four degrees of freedom, as the seeds of both vary equally
+    assert (gain.low, gain.high) == pytest.approx((-0.1 - reach, -0.1 + reach), rel=0.02)
+
+
 def test_the_order_of_images_does_not_matter_and_the_seed_decides_all():
     a, b = pair(0, (0.9, 0.8, 0.7, 0.8), (0.9, 0.85, 0.75, 0.8), sizes=(100,) * 4)
     turned = b.take(np.random.default_rng(0).permutation(len(b)))
