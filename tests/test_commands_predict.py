@@ -122,6 +122,25 @@ def test_overlays_of_images_with_the_same_name_are_all_kept(runs, toy, tmp_path,
     assert Path("stork", f"{first.stem}.png") in drawn
 
 
+def test_overlays_never_replace_the_images_they_are_drawn_from(runs, toy, tmp_path, monkeypatch):
+    """Not even where these are overlays of an earlier command, which may be replaced otherwise."""
+    method, photos, seen = (
+        type(load(runs / "probe").method),
+        toy_pictures(toy, tmp_path / "birds", 2),
+        tmp_path / "seen",
+    )
+    monkeypatch.setattr(method, "sees_everything", False)
+    command = ("predict", runs / "probe", "--device", "cpu", "--overlay", seen)
+    for _ in range(2):
+        code, _, err = typed(*command, photos)
+        assert code == 0, err
+    before = {path: path.read_bytes() for path in seen.rglob("*.png")}
+    assert len(before) == 2
+    code, _, err = typed(*command, seen)
+    assert (code, "is an image, which this command reads; choose another file" in err) == (2, True), err
+    assert {path: path.read_bytes() for path in seen.rglob("*.png")} == before
+
+
 def test_an_opened_image_is_predicted_like_its_file(runs, tmp_path):
     noise = torch.randint(0, 256, (64, 80, 4), generator=torch.Generator().manual_seed(0)).byte().numpy()
     exif = Image.Exif()

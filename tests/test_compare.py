@@ -105,6 +105,13 @@ def test_seeds_that_differ_make_a_gain_undecided():
     assert verdict(shaky.entries[1].accuracy_gain) == "undecided"
 
 
+def test_the_difference_of_few_seeds_deviates_as_students_t_of_both_says():
+    a, b = ([small((k,) * 4, 10_000) for k in (m - 200, m, m + 200)] for m in (8_000, 7_000))
+    gain = compare({"a": a, "b": b}, resamples=10_000).entries[1].accuracy_gain
+    reach = 2.776445 * 0.02 * (2 / 3) ** 0.5  # t with four degrees of freedom, as the seeds of both vary equally
+    assert (gain.low, gain.high) == pytest.approx((-0.1 - reach, -0.1 + reach), rel=0.02)
+
+
 def test_the_order_of_images_does_not_matter_and_the_seed_decides_all():
     a, b = pair(0, (0.9, 0.8, 0.7, 0.8), (0.9, 0.85, 0.75, 0.8), sizes=(100,) * 4)
     turned = b.take(np.random.default_rng(0).permutation(len(b)))
@@ -118,6 +125,19 @@ def test_any_run_can_be_the_reference():
     assert comparison.reference == "b"
     assert [e.accuracy_gain and round(e.accuracy_gain.value, 2) for e in comparison.entries] == [-0.1, None, 0.1]
     assert any("the 2 differences are corrected for their number" in warning for warning in comparison.warnings)
+
+
+def test_both_differences_are_corrected_for_the_number_of_rivals():
+    """The same pair has wider intervals among more rivals: those that as many comparisons have, wherever made."""
+    a, b = pair(0, [0.80] * 4, [0.82] * 4)
+    runs = {"a": [a], "b": [b], "c": [b], "d": [b]}
+    alone, among = compare({"a": [a], "b": [b]}).entries[1], compare(runs).entries[1]
+    for name in ("accuracy_gain", "worst_gain"):
+        one, three = getattr(alone, name), getattr(among, name)
+        assert three.low < one.low < one.high < three.high
+        assert three == getattr(compare({"a": [a], "b": [b]}, comparisons=3).entries[1], name)
+        assert "corrected for 3 comparisons" in three.how
+        assert "corrected" not in one.how
 
 
 def test_without_groups_the_worst_class_is_compared():

@@ -16,7 +16,10 @@ from sightline.config import Probe
 from sightline.data.rows import read_rows
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
+from sightline.methods.erm import Classifier
+from sightline.metrics.predictions import Predictions
 from sightline.train import train
+from sightline.training.checkpoint import load_tensors, with_prefix
 from sightline.training.distributed import make_accelerator
 from sightline.training.schedule import cosine_decay, update_ema
 from sightline.vit.weights import load_backbone, save_backbone
@@ -57,12 +60,59 @@ def test_caches_and_workers_change_nothing(toy, tmp_path, whole):
     assert files(train(small(toy, tmp_path / "cached", cache=tmp_path / "cache", workers=1))) == whole
 
 
-def test_the_checkpoint_of_the_best_validation_epoch_is_kept(toy, tmp_path):
+def watched(monkeypatch, *scores: float) -> list[dict[str, torch.Tensor]]:
+    """The weights that are validated after each epoch; the validation score is then the next of these."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def validate(self, *_):
+        seen.append({name: tensor.clone() for name, tensor in self.state_dict().items()})
+        return {"balanced": scores[len(seen) - 1]}
+
+    monkeypatch.setattr(Classifier, "validate", validate)
+    return seen
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def check_evaluated(folder: Path, data: Path) -> None:
+    """The predictions in the run folder are those of the kept checkpoint."""
+    names = read_rows(data).group_names
+    stored = Predictions.load_csv(folder / "predictions" / "test.csv", split="test", group_names=names)
+    again = load(folder).predict([data / image for image in stored.images])
+    torch.testing.assert_close(torch.as_tensor(stored.probabilities), again.probabilities, atol=1e-4, rtol=0)
+
+
+def test_the_checkpoint_of_the_best_validation_epoch_is_kept_and_evaluated(toy, tmp_path, monkeypatch):
+    """The second of four: not the last, nor a later one that is only as good."""
+    validated = watched(monkeypatch, 0.6, 0.8, 0.7, 0.8)
+    folder = train(small(toy, tmp_path / "run", epochs=4, lr=3e-3))
+    kept, facts = load_tensors(folder / "best.safetensors")
+    assert (facts["epoch"], facts["score"]) == (2, 0.8)
+    assert [same(kept, weights) for weights in validated] == [False, True, False, False]
+    check_evaluated(folder, toy)
+
+
+def test_the_final_metrics_have_the_best_score_of_the_log(toy, tmp_path):
     folder = train(small(toy, tmp_path / "run", epochs=4))
-    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    best = max(line["balanced"] for line in log)
+    best = max(line["balanced"] for line in log_of(folder))
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["splits"]["val"]["balanced"]["value"] == pytest.approx(best, abs=1e-9)
+
+
+def test_the_averaged_weights_are_validated_kept_and_evaluated(toy, tmp_path, monkeypatch):
+    """Those of the EMA, not those that are trained."""
+    validated = watched(monkeypatch, 0.6, 0.8)
+    folder = train(small(toy, tmp_path / "run", epochs=2, lr=3e-3, ema=0.9))
+    kept, last = (load_tensors(folder / f"{name}.safetensors")[0] for name in ("best", "last"))
+    averaged, trained = (with_prefix(prefix, last) for prefix in ("average.", "model."))
+    assert same(validated[1], averaged)
+    assert same(kept, averaged)
+    assert not same(averaged, trained)
+    untrained = load_backbone("random:nano", classes=2, seed=0).state_dict()
+    assert not same(averaged, {f"vit.{name}": tensor for name, tensor in untrained.items()})
+    check_evaluated(folder, toy)
 
 
 def test_gradient_accumulation_computes_the_same_step(toy, tmp_path):
@@ -109,8 +159,6 @@ def test_probe_tuned_and_untuned(toy, tmp_path):
 
 
 def test_a_diverged_loss_stops_with_advice(toy, tmp_path, monkeypatch):
-    from sightline.methods.erm import Classifier
-
     broken = lambda self, batch: {"loss": self.vit(batch.images).logits.sum() * torch.nan}  # noqa: E731
     monkeypatch.setattr(Classifier, "forward", broken)
     with pytest.raises(UserError, match="lower --lr"):

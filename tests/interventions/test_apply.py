@@ -102,6 +102,7 @@ def test_patches_too_far_from_their_own_part_become_background(generator):
     correction = Correction(max_distances=limits)
     assert torch.equal(correction.keep(some), hard_keep(some.scores) & ~far)
     assert far.any()
+    assert not correction.foreground_probability(some)[far & hard_keep(some.scores)].any(), "nor to the pixel"
     assert torch.equal(Correction(max_distances=(math.nan,) * 4).keep(some), hard_keep(some.scores))
 
 

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from sightline.config import A2Dfr, Dfr
+from sightline.data.rows import read_rows
 from sightline.datasets.toy import write_toy
 from sightline.errors import UserError
 from sightline.load import load_as_trained as load
+from sightline.methods.dfr import fit_dfr
+from sightline.metrics.inference import predictions_from_logits
 from sightline.train import train
 from sightline.what.dfr import (
     Hyperparameters,
@@ -167,6 +170,28 @@ def test_held_out_data_select_and_ties_go_to_the_first():
         x, labels, groups, 2, options, lambda fit: settings[fit.c], np.random.default_rng(0)
     )
     assert (best, tried) == (Hyperparameters(0.1), {choice: settings[choice.c] for choice in options})
+
+
+def test_hyperparameters_are_scored_on_images_that_no_candidate_was_fitted_to(toy, monkeypatch):
+    rows, scored, fitted = read_rows(toy), set(), set()
+    at = rows.split_indices("val")
+    features = np.random.default_rng(0).normal(size=(len(at), 4))
+    number = {tuple(row): index for row, index in zip(features.tolist(), at.tolist(), strict=True)}
+
+    def select(some, *others):
+        fitted.update(number[tuple(row)] for row in some.tolist())
+        return select_hyperparameters(some, *others)
+
+    def predictions(rows, indices, logits):
+        scored.update(indices.tolist())
+        return predictions_from_logits(rows, indices, logits)
+
+    monkeypatch.setattr("sightline.methods.dfr.select_hyperparameters", select)
+    monkeypatch.setattr("sightline.methods.dfr.predictions_from_logits", predictions)
+    fit_dfr(Dfr(toy, refits=1), rows, {"val": features})
+    assert fitted
+    assert scored
+    assert sorted([*fitted, *scored]) == sorted(at.tolist())
 
 
 # ---- from data to predictions ----------------------------------------------------------------------------------------

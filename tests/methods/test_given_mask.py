@@ -92,6 +92,7 @@ def test_early_is_blind_and_late_leaks(images, masks):
     early, late = masked_method(MaskedViT(small_vit())), masked_method(LateMaskedViT(small_vit(classes=0), 5))
     assert verify(early, images, early.look_at(images, masks), draws=1).verdict == "blind"
     assert verify(late, images, late.look_at(images, masks), draws=1).verdict == "leaks"
+    assert (early.blind, late.blind) == (True, False)
 
 
 @torch.no_grad()

@@ -115,6 +115,21 @@ def test_gradients_of_the_kept_tokens_count_too(images):
     assert certificate.verdict == "leaks"
 
 
+def test_the_largest_gradient_is_that_of_all_hidden_pixels_and_all_batches(images):
+    """A single pixel of the first image has a gradient: not the first pixel that is hidden, nor in the last batch."""
+    images[0, :, 0, 0] = 1.0
+
+    class OnePixel(Dummy):
+        def judge(self, images, sight):
+            leak = images[:, :, -1, -1].nan_to_num(0.0, 0.0, 0.0) * (images[:, :, 0, 0] == 1)
+            return Prediction(super().judge(images, sight).logits + (leak - leak.detach()), sight)
+
+    certificate = verify(OnePixel(), images, draws=1, batch=1)
+    assert {row.changed for row in certificate.tried} == {0}
+    assert certificate.largest_gradient > 0
+    assert certificate.verdict == "leaks"
+
+
 def test_gradient_ascent_moves_all_hidden_pixels_one_way_as_noise_does_not(images):
     """Ten steps of 0.1 on the hidden half move the mean colour by 10 · 0.1 · ½; noise would average out to 0.01."""
 

@@ -1,5 +1,6 @@
 """Stage 1 by clustering: the foreground is found without labels, masks or training, whatever the seed."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,6 +81,22 @@ def test_the_same_seed_gives_the_same_start(scene):
     one, two = (learn_foreground(features, each.masks, 3, seed=5) for each in found)
     assert torch.equal(one.gate, two.gate)
     assert torch.equal(one.prototypes, two.prototypes)
+
+
+def test_patches_are_divided_by_otsus_threshold_of_their_mean_border_ratio_over_all_starts():
+    """Of noise, where every start of k-means finds other clusters."""
+    generator = torch.Generator().manual_seed(0)
+    features, images = (torch.rand(6, 3, side, side, generator=generator) for side in (8, 32))
+    found = find_foreground(features, images, clusters=5, starts=3, seed=2)
+    tokens, each = F.normalize(features.permute(0, 2, 3, 1).reshape(-1, 3), dim=1), []
+    for start in (6, 7, 8):
+        cluster = kmeans(tokens, 5, start)
+        each.append(border_ratio(cluster, 5, (6, 8, 8)).clamp(max=1.0)[cluster])
+    mean = torch.stack(each).mean(dim=0)
+    assert found.threshold == pytest.approx(otsu(mean), abs=1e-5)
+    assert found.border_ratio == pytest.approx(np.quantile(mean, np.linspace(0, 1, 11)), abs=2e-3)
+    assert abs(found.threshold - 0.5) > 0.01
+    assert abs(found.threshold - otsu(each[0])) > 0.01
 
 
 def test_border_ratio_is_one_for_chance_and_less_for_what_is_inside():
