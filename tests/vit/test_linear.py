@@ -59,6 +59,14 @@ def test_only_the_gradients_that_are_needed(onednn):
     assert not layer(x.detach()).requires_grad
 
 
+@needs_onednn
+def test_nothing_gives_a_gradient_of_zero(onednn):
+    layer, x = Linear(5, 7), torch.randn(2, 0, 5, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad.shape == x.shape
+    assert not layer.weight.grad.any()
+
+
 def test_other_numbers_are_left_to_pytorch(onednn):
     x, weight = torch.randn(3, 5), torch.randn(7, 5)
     assert multiplies_faster(x, weight)

@@ -42,6 +42,7 @@ def multiplies_faster(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and type(x) in PLAIN
         and type(weight) in PLAIN
+        and x.numel() > 0  # of nothing, oneDNN computes no gradient
         and mkl_lacks_avx512()
         and torch.backends.mkldnn.enabled
         and not torch.is_autocast_enabled("cpu")
