@@ -32,8 +32,7 @@ from .data.rows import Rows, carve_validation, read_rows
 from .errors import UserError
 from .load import measure
 from .methods import maker_of
-from .metrics.coverage import measure_sight
-from .metrics.inference import predict_batches
+from .metrics.coverage import predict_and_measure
 from .sight import Method
 from .training.baseline import compare_with_baseline
 from .training.batches import class_log_prior, positions_in_epoch, split_batches, training_batches, training_view
@@ -104,15 +103,15 @@ def final_evaluation(model: Method, context: TrainContext, config: Train) -> Non
     """Predictions and metrics of the selected checkpoint, on the validation data and, once, on the test data."""
     metrics, seen, main, folder = {}, {}, context.accelerator.is_main_process, context.run.folder / "predictions"
     for split in ("val", "test"):
-        if not len(indices := context.rows.split_indices(split)):
+        if not len(context.rows.split_indices(split)):
             continue
         with closing(split_batches(context, split, config, masks=model.needs_masks)) as batches:
-            predictions = predict_batches(model, context.rows, batches, context.accelerator)
+            predictions, summary = predict_and_measure(model, context.rows, batches, context.accelerator)
         if main:
             folder.mkdir(exist_ok=True)
             predictions.save_csv(folder / f"{split}.csv")
             metrics[split] = measure(predictions, context.run).to_dict()
-        if (summary := measure_sight(model, context.rows, indices, context.expects, context.accelerator)) is not None:
+        if summary is not None:
             seen[split] = summary.to_dict()
     if main:
         rule = context.run.facts["selection"]

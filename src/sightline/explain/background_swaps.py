@@ -23,7 +23,7 @@ from ..data.rows import Rows, attribute_of
 from ..data.sampling import interleave_groups
 from ..errors import UserError
 from ..metrics.estimates import Estimate
-from ..metrics.inference import inference_batches, predictions_from_logits, sight_for, sight_for_prediction
+from ..metrics.inference import at_once, inference_batches, predictions_from_logits, sight_for, sight_for_prediction
 from ..metrics.intervals import proportion
 from ..metrics.localization import select_annotated
 from ..metrics.predictions import Predictions
@@ -95,7 +95,7 @@ def swap_backgrounds(
     possible = {kind: chosen for kind, chosen in partners.items() if (chosen >= 0).all()}
     conditions = [condition for condition in CONDITIONS if condition not in partners or condition in possible]
     shown = interleave_groups(rows.cells[0][images.indices])[:EXAMPLES]
-    predictions, examples = {}, {}
+    predictions, examples, batch = {}, {}, at_once(batch, accelerator.device)
     for number, condition in enumerate(conditions):
         logits = []
         for start in range(0, len(images), batch):

@@ -20,7 +20,7 @@ from ..where.foreground import find_foreground, learn_foreground
 from ..where.parts import PartDiscovery
 
 CLUSTERED_IMAGES = 256  # training images whose patch tokens are clustered
-CHUNK = 32  # images at a time
+CHUNK = 16  # images at a time: more would not fit into the cache of a CPU
 
 
 @dataclass(frozen=True)

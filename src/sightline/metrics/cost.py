@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..console.terminal import counted
 from ..data.images import Preprocess, decode
 from ..sight import Method
+from ..vit.linear import counted_operations
 from .inference import sample_evenly, sight_for_prediction
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ def measure_cost(method: Method, images: Tensor, masks: Tensor | None = None) ->
     for i in range(len(images)):
         image = images[i : i + 1]
         # The math kernel consists of matrix products, which the counter knows on every device; fused kernels do not.
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            FlopCounterMode(display=False, custom_mapping=counted_operations()) as counter,
+        ):
             sight = sight_for_prediction(method, image, None if masks is None else masks[i : i + 1])
             method.judge(image, sight)
         operations += counter.get_total_flops()

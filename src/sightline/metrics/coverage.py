@@ -9,23 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.batches import TransformedBatches
 from .estimates import Estimate
-from .inference import inference_batches, map_batches, predictions_from_logits, sample_evenly, sight_for
+from .inference import (
+    inference_batches,
+    map_batches,
+    predict_batches,
+    predictions_from_logits,
+    sample_evenly,
+    sight_for,
+)
 from .intervals import percentile_tail, proportion
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from ..data.batches import Batches
+    from ..data.batches import Batch, Batches
     from ..data.rows import Rows
     from ..sight import Method
     from ..vit.model import Input
+    from .predictions import Predictions
 
 PLAUSIBLE_COVERAGE = 0.02, 0.8  # mean fraction of the image that objects cover
 EVERYTHING = 0.98  # coverage from which nothing is hidden
@@ -177,7 +186,21 @@ def measure_sight(
         rows, chosen, expects, accelerator, batch=batch, workers=workers, masks=method.needs_masks
     )
     with closing(batches):
-        return summary_of(rows, batches, observe(method, batches, accelerator))
+        return summary_of(rows, chosen, observe(method, batches, accelerator, chosen))
+
+
+@torch.no_grad()
+def predict_and_measure(
+    method: Method, rows: Rows, batches: Batches, accelerator: Accelerator, *, most: int = IMAGES
+) -> tuple[Predictions, SightSummary | None]:
+    """As `predict_batches` and `measure_sight` on the same rows, but every image is looked at once."""
+    if not has_sight(method):
+        return predict_batches(method, rows, batches, accelerator), None
+    at = sample_evenly(np.arange(len(batches.indices)), most)
+    chosen = batches.indices[at]
+    observed = observe(method, batches, accelerator, chosen)
+    predictions = predictions_from_logits(rows, batches.indices, observed[:, 2 : 2 + len(rows.classes)])
+    return predictions, summary_of(rows, chosen, observed[at])
 
 
 @torch.no_grad()
@@ -198,23 +221,41 @@ def mean_coverage(
     return float(seen.mean()), float(seen.std())
 
 
-def observe(method: Method, batches: Batches, accelerator: Accelerator) -> np.ndarray:
-    """[n, 2 + C (+ C)]: fractions visible, the logits, and those of the rest where it can be judged."""
-    rest = judges_the_rest(method)
+def observe(method: Method, batches: Batches, accelerator: Accelerator, rest_of: np.ndarray) -> np.ndarray:
+    """[n, 2 + C (+ C)]: fractions visible, the logits, and those of the rest where it can be judged: for the rows
+    `rest_of`, NaN for others."""
+    rest, numbered = judges_the_rest(method), NumberedBatches(batches)
 
     def look(images: Tensor, masks: Tensor | None) -> Tensor:
         sight = sight_for(method, images, masks)
         visible = sight.visible((images.shape[2], images.shape[3]))
-        columns = [visible_fractions(visible), method.judge(images, sight).logits.float()]
+        logits = method.judge(images, sight).logits.float()
+        columns = [visible_fractions(visible), logits]
         if rest:
-            columns.append(method.judge(images, method.look_at(images, ~visible)).logits.float())
+            of_rest, some = torch.full_like(logits, torch.nan), torch.from_numpy(np.isin(numbered.present, rest_of))
+            if some.any():
+                chosen, hidden = images[some], ~visible[some]
+                of_rest[some] = method.judge(chosen, method.look_at(chosen, hidden)).logits.float()
+            columns.append(of_rest)
         return torch.cat(columns, dim=1)
 
-    return map_batches(look, batches, accelerator)
+    return map_batches(look, cast("Batches", numbered), accelerator)
 
 
-def summary_of(rows: Rows, batches: Batches, observed: np.ndarray) -> SightSummary:
-    C, order = len(rows.classes), batches.indices
+@dataclass(eq=False)
+class NumberedBatches(TransformedBatches):
+    """Batches that say which rows the present one has."""
+
+    present: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        for batch in self.batches.epoch(epoch):
+            self.present = batch.indices.cpu().numpy()
+            yield batch
+
+
+def summary_of(rows: Rows, order: np.ndarray, observed: np.ndarray) -> SightSummary:
+    C = len(rows.classes)
     coverage, border, logits, rest = np.split(observed, [1, 2, 2 + C], axis=1)
     correct = predictions_from_logits(rows, order, logits).correct
     summary = summarize(coverage[:, 0], border[:, 0])

@@ -20,6 +20,13 @@ from ..sight import Method, Sight
 from ..vit.model import Input
 from .predictions import Predictions
 
+CPU_BATCH = 16  # images at a time on a CPU: with more, what a layer hands to the next no longer fits into its cache
+
+
+def at_once(batch: int, device: torch.device) -> int:
+    """How many images of a batch inference takes at a time."""
+    return min(batch, CPU_BATCH) if device.type == "cpu" else batch
+
 
 def sight_for(method: Method, images: Tensor, masks: Tensor | None) -> Sight:
     """The sight that the method chooses or, where masks are given and it accepts them, the sight they allow."""
@@ -101,7 +108,7 @@ def inference_batches(
 ) -> Batches:
     """This process's share of the rows, each once, preprocessed as the model expects. `cache` may be the folder that
     training used: images decoded there are not decoded again."""
-    preprocess = Preprocess.of(expects)
+    preprocess, batch = Preprocess.of(expects), at_once(batch, accelerator.device)
     if isinstance(cache, str | Path):
         with accelerator.main_process_first():
             cache = Cache.open(rows, preprocess, cache, indices, workers=max(1, workers))

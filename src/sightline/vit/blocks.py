@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .linear import Linear, linear
 from .packing import Packing
 from .positions import Rotary, rotate
 
@@ -30,7 +31,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(3, config.width, p, p, bias=config.patch_bias)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return F.linear(pixels.to(self.proj.weight.dtype), self.proj.weight.flatten(1), self.proj.bias)
+        return linear(pixels.to(self.proj.weight.dtype), self.proj.weight.flatten(1), self.proj.bias)
 
 
 class Block(nn.Module):
@@ -60,8 +61,8 @@ class Attention(nn.Module):
         D = config.width
         self.heads = config.heads
         self.scale = (D // config.heads) ** -0.5
-        self.qkv = nn.Linear(D, 3 * D, bias=config.qkv_bias != "none")
-        self.proj = nn.Linear(D, D)
+        self.qkv = Linear(D, 3 * D, bias=config.qkv_bias != "none")
+        self.proj = Linear(D, D)
         # With rotary embeddings a key bias has an effect, so where DINOv3 has none it must stay zero in training.
         mask = torch.tensor([1.0, 0.0, 1.0]).repeat_interleave(D) if config.qkv_bias == "no_key" else None
         self.register_buffer("bias_mask", mask, persistent=False)
@@ -70,7 +71,7 @@ class Attention(nn.Module):
         self, x: Tensor, bias: Tensor | None, rotary: Rotary | None, requested: set[str], packing: Packing | None = None
     ) -> tuple[Tensor, Captured]:
         qkv_bias = self.qkv.bias if self.bias_mask is None else self.qkv.bias * self.bias_mask
-        qkv = F.linear(x, self.qkv.weight, qkv_bias)
+        qkv = linear(x, self.qkv.weight, qkv_bias)
         if packing is not None:
             q, k, v = qkv.unflatten(1, (3, self.heads, -1)).unbind(dim=1)
             if rotary is not None:
@@ -112,8 +113,8 @@ class MLP(nn.Module):
         super().__init__()
         hidden = config.hidden or 4 * config.width
         self.quick = config.mlp == "quick_gelu"
-        self.fc1 = nn.Linear(config.width, hidden)
-        self.fc2 = nn.Linear(hidden, config.width)
+        self.fc1 = Linear(config.width, hidden)
+        self.fc2 = Linear(hidden, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
@@ -124,8 +125,8 @@ class SwiGLU(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         hidden = config.hidden or 4 * config.width
-        self.fc1 = nn.Linear(config.width, 2 * hidden)  # the gate, then the value
-        self.fc2 = nn.Linear(hidden, config.width)
+        self.fc1 = Linear(config.width, 2 * hidden)  # the gate, then the value
+        self.fc2 = Linear(hidden, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.fc1(x).chunk(2, dim=-1)

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..sight import cell_share
+from ..vit.linear import linear
 from .pixels import PixelSettings, pixel_foreground_probability
 
 CLUSTERS = 32
@@ -94,20 +95,29 @@ def kmeans(points: Tensor, count: int, seed: int, iterations: int = 30) -> Tenso
     """
     generator = torch.Generator(points.device).manual_seed(seed)
     sample = points[torch.randperm(len(points), generator=generator, device=points.device)[:SAMPLE]]
-    centres = sample[:1]
-    distance = (sample - centres).square().sum(dim=1)
+    centres, squares = sample[:1], sample.square().sum(dim=1)
+    distance = squared_distances(sample, squares, centres[0])
     for _ in range(count - 1):
         chosen = torch.multinomial(distance + 1e-12, 1, generator=generator)
         centres = torch.cat([centres, sample[chosen]])
-        distance = torch.minimum(distance, (sample - centres[-1]).square().sum(dim=1))
+        distance = torch.minimum(distance, squared_distances(sample, squares, centres[-1]))
+    cluster = nearest(sample, centres)
     for _ in range(iterations):
-        centres = cluster_means(sample, nearest(sample, centres), count, empty=centres)
+        centres, before = cluster_means(sample, cluster, count, empty=centres), cluster
+        cluster = nearest(sample, centres)
+        if torch.equal(cluster, before):
+            break  # nothing will change any more
     return nearest(points, centres)
+
+
+def squared_distances(points: Tensor, squares: Tensor, centre: Tensor) -> Tensor:
+    """[n]: from one point; `squares` are those of the lengths of `points`, so that these are read only once."""
+    return (squares + centre.square().sum() - 2 * (points @ centre)).clamp_(min=0)
 
 
 def nearest(points: Tensor, centres: Tensor) -> Tensor:
     """int64 [n]: of the centres; a matrix product, so that memory stays [n, k]."""
-    return (2 * points @ centres.T - centres.square().sum(dim=1)).argmax(dim=1)
+    return linear(points, 2 * centres).sub_(centres.square().sum(dim=1)).argmax(dim=1)
 
 
 def cluster_means(points: Tensor, cluster: Tensor, count: int, empty: Tensor | None = None) -> Tensor:
