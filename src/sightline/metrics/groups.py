@@ -246,8 +246,8 @@ def _auc_metrics(
             [k * scores.shape[1] for k, scores in zip(kept, side, strict=True)]
             for kept, side in ((positives, above), (negatives, below))
         )
-        of_pairs = np.outer(p, q).ravel() / (sum(p) * sum(q))
-        return mean_estimate(observed @ of_pairs, drawn @ of_pairs, weights, int(sum(p) + sum(q)), how)
+        counts, total = np.outer(p, q).ravel(), sum(p) * sum(q)  # divided last, so that no mean of ones exceeds one
+        return mean_estimate(observed @ counts / total, drawn @ counts / total, weights, int(sum(p) + sum(q)), how)
 
     values = {"auc": pooled(positive >= 0, negative >= 0)}
     rare = np.isin(positive, minority), np.isin(negative, minority)

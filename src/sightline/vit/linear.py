@@ -22,8 +22,8 @@ PLAIN = Tensor, nn.Parameter  # not divided among processes, not traced
 
 
 class Linear(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -44,7 +44,7 @@ def multiplies_faster(x: Tensor, weight: Tensor) -> bool:
         and type(weight) in PLAIN
         and x.numel() > 0  # of nothing, oneDNN computes no gradient
         and mkl_lacks_avx512()
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
         and not torch.jit.is_tracing()
     )

@@ -75,9 +75,11 @@ class Correction:
         return assignment.distances > limits[assignment.part]
 
     def removed(self, assignment: PartAssignment) -> Tensor:
-        """bool [B, H, W]: patches that would be foreground and become background."""
+        """bool [B, H, W]: patches that would be foreground and become background. All parts together may be likelier
+        than the background where no single one is: then pixels may be visible, though the patch would not be."""
         gone = self.dropped(assignment) | self.too_far(assignment)
-        return gone & (hard_keep(assignment.scores) | self.forced(assignment))
+        likely = foreground_probability(assignment.scores) >= 0.5
+        return gone & (hard_keep(assignment.scores) | likely | self.forced(assignment))
 
     def keep(self, assignment: PartAssignment) -> Tensor:
         """bool [B, H, W]: the patches that may be seen."""
