@@ -21,7 +21,7 @@ def make_optimizer(model: Trainable, config: Loop, batches: Batches, device: tor
         for g in model.parameter_groups(config.head_lr_factor)
         if g.parameters
     ]
-    return torch.optim.AdamW(groups, fused=device.type == "cuda")
+    return torch.optim.AdamW(groups, fused=device.type in ("cuda", "cpu"))
 
 
 def base_lr(config: Loop, batches: Batches) -> float:
