@@ -97,12 +97,17 @@ def medians(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def main(config: DemoSeeds) -> None:
     rows = [row for part in config.parts for row in json.loads(part.read_text(encoding="utf-8"))["rows"]]
+    write(config.out, rows)
     for seed in config.seeds:
         with tempfile.TemporaryDirectory() as folder:
             for row in rows_of_seed(seed, config.methods, Path(folder)):
                 rows.append(row)
-                rows.sort(key=lambda one: (list(demo.METHODS).index(one["method"]), one["seed"]))
-                record(config.out, "cpu", {"median": medians(rows), "rows": rows})
+                write(config.out, rows)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    rows.sort(key=lambda one: (list(demo.METHODS).index(one["method"]), one["seed"]))
+    record(path, "cpu", {"median": medians(rows), "rows": rows})
 
 
 if __name__ == "__main__":
