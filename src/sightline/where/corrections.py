@@ -75,11 +75,15 @@ class Correction:
         return assignment.distances > limits[assignment.part]
 
     def removed(self, assignment: PartAssignment) -> Tensor:
-        """bool [B, H, W]: patches that would be foreground and become background. All parts together may be likelier
-        than the background where no single one is: then pixels may be visible, though the patch would not be."""
+        """bool [B, H, W]: patches that would be foreground and become background."""
         gone = self.dropped(assignment) | self.too_far(assignment)
-        likely = foreground_probability(assignment.scores) >= 0.5
-        return gone & (hard_keep(assignment.scores) | likely | self.forced(assignment))
+        return gone & (hard_keep(assignment.scores) | self.forced(assignment))
+
+    def without_pixels(self, assignment: PartAssignment) -> Tensor:
+        """bool [B, H, W]: those patches, and others of which pixels would be visible, because all parts together are
+        likelier than the background, though no single one is."""
+        gone = self.dropped(assignment) | self.too_far(assignment)
+        return self.removed(assignment) | (gone & (foreground_probability(assignment.scores) >= 0.5))
 
     def keep(self, assignment: PartAssignment) -> Tensor:
         """bool [B, H, W]: the patches that may be seen."""
@@ -89,7 +93,7 @@ class Correction:
     def foreground_probability(self, assignment: PartAssignment) -> Tensor:
         """[B, H, W] in [0, 1], 1 for forced and 0 for removed patches."""
         probability = foreground_probability(assignment.scores, self.keep_parts(assignment))
-        return probability.masked_fill(self.forced(assignment), 1.0).masked_fill(self.removed(assignment), 0.0)
+        return probability.masked_fill(self.forced(assignment), 1.0).masked_fill(self.without_pixels(assignment), 0.0)
 
     def probabilities(self, assignment: PartAssignment) -> Tensor:
         """[B, K+1, H, W]: the part maps; what is taken from parts is added to the background."""
@@ -98,7 +102,7 @@ class Correction:
         forced, one_hot = self.forced(assignment), F.one_hot(assignment.part, assignment.scores.shape[1] - 1)
         parts = kept_parts(assignment.probabilities, self.keep_parts(assignment), 0.0)
         parts = torch.where(forced[:, None], one_hot.movedim(-1, 1).to(parts), parts)
-        parts = parts.masked_fill(self.removed(assignment)[:, None], 0.0)
+        parts = parts.masked_fill(self.without_pixels(assignment)[:, None], 0.0)
         return torch.cat([parts, 1 - parts.sum(dim=1, keepdim=True)], dim=1)
 
 
