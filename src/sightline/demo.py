@@ -42,7 +42,8 @@ BRIEF = {"epochs": 3, "batch": 16, "lr": 1e-3}  # of fine-tuning, the same for a
 # Settings were selected on validation data of such images. Head 0 is the one that attends to birds most.
 CROPS = {"crop_size": ("0.3",), "crop_count": (2,), "heads": ("0",)}
 # iFAM as `sightline train ifam` has it, except for the optimisation, which is that of all, with an EMA that fits so few
-# steps, and for what so small birds need: thin legs and beaks are lost with the default threshold of 0.5.
+# steps (chosen with the seeds 5 and 6), and for what so small birds need: thin legs and beaks are lost with the default
+# threshold of 0.5.
 PARTS = BRIEF | {"head_lr_factor": 10.0, "ema": 0.98, "balance": "none", "pixel_threshold": 0.4, "mask_dropout": 0.0}
 PIXELS = {"sight": "pixels", "patch_threshold": 0.1}
 METHODS: dict[str, tuple[type[Train], str, str, dict]] = {  # by folder: configuration, name, what it does, settings

@@ -39,7 +39,7 @@ class Evaluate(Output):
     intervention: bool = True
     """Apply the intervention saved with the run, if any; its results go to a folder of their own."""
     batch: Count = 64
-    """Images per batch."""
+    """Images per batch; on a CPU at most 16 of them are computed at a time."""
     workers: Processes = 2
     """Data-loading processes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
