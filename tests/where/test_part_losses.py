@@ -189,6 +189,7 @@ def one_process(rank: int, folder: str, cases: list[str]) -> None:
         loss = model(features_of(case)[3 * rank : 3 * rank + 3])
         loss.backward()
         made[case] = (loss.detach(), [p.grad for p in model.parameters()])
+        del model, loss  # whoever destroys the process group last waits for its threads: with Python's lock, for ever
     torch.save(made, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -197,7 +198,7 @@ def test_presence_over_two_processes_is_that_of_one(tmp_path):
     """In value and gradient, also where both processes hold the same maximum."""
     cases = ["different", "same"]
     work = partial(one_process, folder=str(tmp_path), cases=cases)
-    mp.start_processes(work, nprocs=2, start_method="spawn")  # a fork server of earlier tests may hang
+    mp.start_processes(work, nprocs=2, start_method="spawn")
     results = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for case in cases:
         alone = Maps()
