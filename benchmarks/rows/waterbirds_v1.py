@@ -42,6 +42,9 @@ HEADLINE: dict[str, str] = {
     "ERM, our recipe": f"erm {RECIPE}",
     **{f"iFAM K={k}, papers": f"ifam --parts {k} {PAPERS}" for k in (4, 1, 8)},
     "iFAM K=4, whole patches, our recipe": "ifam --parts 4 --epochs 10 --sight patches",
+    "iFAM K=4, whole patches, our selector": (
+        "ifam --parts 4 --epochs 10 --sight patches --selector clusters --zoom True"
+    ),
     "early mask, true": f"early-mask {BRIEF}",
     "early mask, true, pixels": f"early-mask {BRIEF} {EXACT}",
     **{f"iFAM K={k}, published": f"ifam --parts {k} {PAPERS} --preset published" for k in (4, 1, 8)},

@@ -4,12 +4,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from sightline.config import Ifam
 from sightline.errors import UserError
 from sightline.load import load_as_trained
+from sightline.sight import cell_share
 from sightline.train import train
 from sightline.training.run_folder import read_run
 from sightline.verify.verify import verify
@@ -85,13 +88,40 @@ def test_the_log_has_the_visible_fraction_of_every_epoch(run, toy, tmp_path, cap
     assert "of the image on average, hardly an object" in capsys.readouterr().err
 
 
-def test_it_is_blind(run, toy):
-    method = load_as_trained(run).method
+def as_tensor(path: Path) -> torch.Tensor:
+    """[3, 32, 32] in [0, 1]"""
+    return torch.from_numpy(np.array(Image.open(path).resize((32, 32)))).permute(2, 0, 1) / 255
+
+
+def is_blind(method):
     images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    assert verify(method, images, draws=1, ascent_steps=1).verdict in ("blind", "refused")
     masks = torch.zeros(4, 32, 32, dtype=torch.bool)
     masks[:, 8:24, 8:24] = True
-    assert verify(method, images, method.look_at(images, masks), draws=1, ascent_steps=1).verdict == "blind"
+    return [
+        verify(method, images, sight, draws=1, ascent_steps=1).verdict
+        for sight in (method.look_at(images, masks), method.look(images))
+    ]
+
+
+def test_it_is_blind(run):
+    alone, together = is_blind(load_as_trained(run).method)
+    assert alone == "blind"
+    assert together in ("blind", "refused")
+
+
+@pytest.mark.parametrize("zoom", [False, True])
+def test_whole_patches_are_those_with_at_least_half_of_their_pixels_in_the_same_mask(zoom, run, toy, tmp_path):
+    changes = {"sight": "patches", "selector": "clusters", "zoom": zoom or None, "parts": 3}
+    patches = train(Ifam(toy, out=tmp_path / "run", **changes, **BRIEF | {"epochs": 1}))
+    coarse, fine = load_as_trained(patches).method, load_as_trained(run).method
+    assert (coarse.what.zoom is not None) == zoom
+    assert not coarse.settings.mask_gradient
+    images = torch.stack([as_tensor(path) for path in sorted((toy / "test").glob("*.png"))[:8]])
+    pixels, sight = fine.look(images).keep_pixels, coarse.look(images)
+    assert sight.keep_pixels is None
+    assert torch.equal(sight.keep, cell_share(pixels, sight.keep.shape[1:]) >= 0.5)
+    assert 0 < sight.keep.float().mean() < 1
+    assert is_blind(coarse)[0] == "blind"
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(toy, run, tmp_path):

@@ -91,6 +91,11 @@ class Pdiscoformer(Loop):
     def clusters(self) -> bool:
         return False
 
+    @property
+    def masks_pixels(self) -> bool:
+        """Whether stage 1 decides about pixels, not patches; hidden may then be these, or patches with few of them."""
+        return self.hides_pixels or self.clusters
+
 
 @dataclass(frozen=True)
 class Ifam(Pdiscoformer):
@@ -115,13 +120,13 @@ class Ifam(Pdiscoformer):
     """With --selector clusters: number of blocks of the selector's ViT that are used, counted from the input. Default:
     two thirds of them, which find the object as well as all of them."""
     sight: Literal["patches", "pixels"] | None = None
-    """What is hidden: whole patches, or also background pixels inside kept patches. Default: pixels; patches with
-    --preset published or --soft-mask."""
+    """What is hidden: whole patches (with --selector clusters: those with less than half of their pixels in the mask),
+    or also background pixels inside kept patches. Default: pixels; patches with --preset published or --soft-mask."""
     guide_radius: Whole | None = None
-    """With --sight pixels: radius in pixels of the guided filter that aligns the mask with image edges; 0: no filter.
+    """With pixel masks: radius in pixels of the guided filter that aligns the mask with image edges; 0: no filter.
     Default: 1/14 of the image side."""
     pixel_threshold: InnerFraction = 0.5
-    """With --sight pixels: foreground-probability threshold of the pixel mask."""
+    """With pixel masks: foreground-probability threshold of the pixel mask."""
     zoom: bool | None = None
     """Classify the enlarged window around the sight. Default: with --sight pixels."""
     refine: bool | None = None

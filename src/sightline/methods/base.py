@@ -150,7 +150,7 @@ class PartSettings:
             config.prototype_lr_factor,
             share_noise=not published if config.share_noise is None else config.share_noise,
             eval_noise=published if config.eval_noise is None else config.eval_noise,
-            mask_gradient=not (published or config.hides_pixels) if gradient is None else gradient,
+            mask_gradient=not (published or config.masks_pixels) if gradient is None else gradient,
             soft_mask=ifam is not None and ifam.soft_mask,
             mask_dropout=ifam.mask_dropout if ifam else None,
             clusters=config.clusters,

@@ -91,7 +91,7 @@ class IFam(PartMethod):
 
     @property
     def hides_pixels(self) -> bool:
-        return self.pixels is not None
+        return self.pixels is not None and self.pixels.hide
 
     # ---- look and judge ----------------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class IFam(PartMethod):
         if self.settings.soft_mask:
             raise UserError("--soft-mask: this model weights patches by their parts, so it cannot be given a mask")
         grid = self.what.vit.grid(images)
-        if self.pixels is None:
+        if not self.hides_pixels:
             return Sight.of_pixels(masks, grid, at_least=0.5, exact=False)
         return Sight.of_pixels(masks, grid, at_least=torch.finfo(torch.float32).tiny)
 
@@ -142,11 +142,13 @@ class IFam(PartMethod):
         probability = pixel_foreground_probability(patches, images, self.pixels)
         return probability if windows is None else paste_windows(probability, windows)
 
-    def masks_from(self, images: Tensor, probability: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, H, W] and [B, h, w]: pixels above the threshold, and the patches that have enough of them."""
+    def masks_from(self, images: Tensor, probability: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[B, H, W] and [B, h, w]: pixels above the threshold, and the patches that have enough of them; without the
+        pixels if whole patches are hidden."""
         assert self.pixels is not None
         keep_pixels = probability >= self.pixels.pixel_threshold
-        return cell_share(keep_pixels, self.what.vit.grid(images)) >= self.pixels.patch_threshold, keep_pixels
+        keep = cell_share(keep_pixels, self.what.vit.grid(images)) >= self.pixels.patch_threshold
+        return keep, keep_pixels if self.pixels.hide else None
 
     def zoomed_views(self, images: Tensor, probability: Tensor) -> tuple[Tensor, Tensor]:
         """The windows around the first mask, enlarged, and where they are. Stage 1 may see all of them."""
@@ -187,7 +189,7 @@ class IFam(PartMethod):
             seen = self.what.masked_input(images, *self.pixel_masks(images, scores, draws))
         return seen.images, seen.keep, seen.keep_pixels
 
-    def pixel_masks(self, images: Tensor, scores: Tensor, draws: RandomDraws) -> tuple[Tensor, Tensor]:
+    def pixel_masks(self, images: Tensor, scores: Tensor, draws: RandomDraws) -> tuple[Tensor, Tensor | None]:
         """[B, H, W] and [B, h, w]: the masks of patches and pixels in training."""
         assert self.pixels is not None
         with torch.set_grad_enabled(self.settings.mask_gradient):
@@ -197,7 +199,7 @@ class IFam(PartMethod):
                 scores = self.where.discover(views, noise=draws.noise_mask).scores
                 probability = self.pixel_probability(foreground_probability(scores, draws.keep_masked), views, windows)
         keep, keep_pixels = self.masks_from(images, probability)
-        if not self.settings.mask_gradient:
+        if keep_pixels is None or not self.settings.mask_gradient:
             return keep, keep_pixels
         patches = straight_through_from(keep, cell_share(probability, keep.shape[1:]))
         return patches, straight_through_from(keep_pixels, probability)
@@ -228,10 +230,13 @@ def shrinking_weights(start: Tensor, end: Tensor, side: int) -> Tensor:
 
 
 def pixel_settings(config: Ifam) -> PixelSettings | None:
-    """None: whole patches are hidden, as in the paper."""
-    if not config.hides_pixels:
+    """None: the mask is one of patches, as in the paper."""
+    if not config.masks_pixels:
         return None
-    return PixelSettings(config.pixel_threshold, guide_radius=config.guide_radius, refine=config.refines)
+    share = PixelSettings.patch_threshold if config.hides_pixels else 0.5
+    return PixelSettings(
+        config.pixel_threshold, share, config.guide_radius, refine=config.refines, hide=config.hides_pixels
+    )
 
 
 def make_predictor(vit: ViT, config: Ifam, classes: int) -> MaskedViT | SoftMaskedViT:
@@ -272,9 +277,9 @@ def make_ifam(config: Ifam, rows: Rows, run: Run, accelerator: Accelerator) -> t
 def selector_size(config: Ifam, where: ViT, expects: Input) -> int | None:
     """The image side for stage 1, None if it is that of the images: by default larger for pixel masks where patches
     are coarse. Pixel masks need no whole number of pixels per patch; masks of patches do."""
-    if config.selector_size is None and config.hides_pixels and expects.size[0] == expects.size[1]:
+    if config.selector_size is None and config.masks_pixels and expects.size[0] == expects.size[1]:
         return finer(expects.size[0], where, 1.5 if config.clusters else 2.0)
-    if not config.hides_pixels:
+    if not config.masks_pixels:
         check_selector_size(config.selector_size, where, expects)
     elif config.selector_size is not None and (config.selector_size % where.config.patch or config.selector_size < 1):
         near = max(1, round(config.selector_size / where.config.patch)) * where.config.patch
@@ -300,21 +305,21 @@ def selector_depth(config: Ifam, where: ViT) -> int | None:
 
 
 def check_pixel_config(config: Ifam) -> None:
-    patches, threshold, radius = not config.hides_pixels, config.pixel_threshold, config.guide_radius
+    patches, threshold, radius = not config.masks_pixels, config.pixel_threshold, config.guide_radius
     needs = "needs pixel masks; add --sight pixels"
     for wrong, complaint in (
         (
             config.soft_mask and (not patches or config.zoom),
-            "--soft-mask: weights whole patches; leave out --sight pixels and --zoom",
+            "--soft-mask: weights whole patches; leave out --sight pixels, --selector clusters and --zoom",
         ),
-        (config.refine and patches, f"--refine: {needs}"),
+        (config.refine and not config.hides_pixels, f"--refine: {needs}"),
         (config.selector_size and patches, f"--selector-size: {needs}"),
         (threshold != Ifam.pixel_threshold and patches, f"--pixel-threshold: {needs}"),
         (radius != Ifam.guide_radius and patches, f"--guide-radius: {needs}"),
         (config.where and patches, f"--where: the patches of two backbones differ, so it {needs}"),
         (
-            config.clusters and (patches or config.soft_mask or config.mask_gradient),
-            "--selector clusters: is not trained, and finds pixels; leave out --mask-gradient and --sight patches",
+            config.clusters and config.mask_gradient,
+            "--selector clusters: is not trained; leave out --mask-gradient",
         ),
     ):
         if wrong:

@@ -19,13 +19,14 @@ from .parts import in_full_precision
 
 @dataclass(frozen=True)
 class PixelSettings:
-    """How iFAM hides pixels inside kept patches, beyond the patch masks of the paper."""
+    """How iFAM masks pixels, which is finer than the patch masks of the paper."""
 
     pixel_threshold: float = 0.5  # foreground-probability threshold of the pixel mask
     patch_threshold: float = 0.1  # a patch is kept if at least this fraction of its pixels is
     guide_radius: int | None = None  # of the guided filter, in pixels; None: 1/14 of the side; 0: bilinear upsampling
     edge_variance: float = 1e-4  # regularisation of the guided filter: variance of colours (in [0, 1]) that is no edge
     refine: bool = False  # stage 1 sees the window around its first mask a second time, enlarged
+    hide: bool = True  # background pixels inside kept patches, too; False: only whole patches
 
 
 @in_full_precision
