@@ -54,4 +54,24 @@ def by_seed(runs: list[dict[str, Any]], key: str) -> str:
     return ", ".join(f"{run[key]:.2f}".removeprefix("0") for run in runs)
 
 
-TABLES = {"trained": trained, "kinds": kinds}
+def shrinking(results: Path) -> str:
+    """Of learned parts as in the published code: every seed's coverage and IoU."""
+    content = read(results, "shrinking.json")
+    head = ["augmentation", "weight of the total variation", "coverage", "patch IoU"]
+    names = [f"{name}, K = {parts}" for parts in (4, 8) for name in head[2:]]
+    lines = []
+    for augmentation in dict.fromkeys(run["augmentation"] for run in content["runs"]):
+        for grid, weight in ((0, "as published"), (37, "that of 37 patches per side")):
+            line = [f"`{augmentation}`", weight]
+            for parts in (4, 8):
+                own = [
+                    run
+                    for run in content["runs"]
+                    if (run["augmentation"], run["total_variation_grid"], run["parts"]) == (augmentation, grid, parts)
+                ]
+                line += [by_seed(own, "coverage"), by_seed(own, "patch_iou")]
+            lines.append(line)
+    return table([*head[:2], *names], lines)
+
+
+TABLES = {"trained": trained, "kinds": kinds, "shrinking": shrinking}

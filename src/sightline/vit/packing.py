@@ -65,8 +65,9 @@ class Packing:
             assert varlen_attn is not None
             attended = varlen_attn(q, k, v, self.starts, self.starts, self.longest, self.longest)
             return cast(Tensor, attended)  # a tuple only where the sums are asked for
-        images = zip(*(x.transpose(0, 1).split(self.lengths, dim=1) for x in (q, k, v)), strict=True)
-        return torch.cat([F.scaled_dot_product_attention(*each) for each in images], dim=1).transpose(0, 1)
+        batches = (x.transpose(0, 1)[None] for x in (q, k, v))  # of one image: without a batch there is no fused kernel
+        images = zip(*(x.split(self.lengths, dim=2) for x in batches), strict=True)
+        return torch.cat([F.scaled_dot_product_attention(*each) for each in images], dim=2)[0].transpose(0, 1)
 
 
 def can_pack(x: Tensor, dtype: torch.dtype, head: int) -> bool:
