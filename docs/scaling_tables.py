@@ -121,7 +121,37 @@ def large(results: Path) -> str:
     return table(head, lines)
 
 
+# ---- speed -----------------------------------------------------------------------------------------------------------
+
+SIGHTS = {  # what a line says, and what is measured
+    "`--sight patches`": "patches",
+    "the default": "default",
+    "the default with `--selector-size 224`": "default, look at the images' size",
+    "with a selector of three blocks (`distill`)": "default, look with 3 blocks",
+    "with both": "default, look with 3 blocks at the images' size",
+    "`--selector learned`": "default, learned",
+}
+
+
+def stages(results: Path) -> str:
+    """Both stages of iFAM on a CPU, as multiples of one dense forward pass."""
+    rows = read(results, "speed_table_cpu.json")["rows"]
+    found = {(row["batch"], row["sight"], row["work"]): row for row in rows}
+    batches, head, lines = sorted({row["batch"] for row in rows if row["work"] == "look"}), [""], []
+    for batch in batches:
+        head += [f"batch {batch}: look", "judge", "both"]
+    for words, sight in SIGHTS.items():
+        line = [words]
+        for batch in batches:
+            line += [f"{found[batch, sight, work]['ratio']:.2f}" for work in ("look", "judge")]
+            both = found[batch, sight, "look and judge"]
+            line.append(f"{both['ratio']:.2f} [{', '.join(f'{value:.2f}' for value in both['spread'])}]")
+        lines.append(line)
+    return table(head, lines)
+
+
 TABLES = {
+    "stages": stages,
     "throughput": throughput,
     "memory": memory,
     "interruptions": interruptions,
