@@ -10,7 +10,7 @@ demo: $(STAMP)     ## six methods on embedded images: who uses the background, a
 
 test: $(STAMP)     ## every test, the long ones too; without a browser its tests are skipped
 	-@$(MAKE) --no-print-directory browser
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -q
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -q
 
 # Debian's package as root; elsewhere, and where that package is only a pointer to a snap (Ubuntu), Playwright's download.
 browser: $(STAMP)  ## Chromium for the tests of the app and of the report; nothing to do where there is one
