@@ -1,6 +1,5 @@
 """CSV files: all columns, errors with file and line, and low memory for many rows."""
 
-import time
 import tracemalloc
 
 import numpy as np
@@ -115,8 +114,8 @@ def test_an_unreadable_file_is_named(tmp_path):
         read_rows(tmp_path / "rows.csv")
 
 
-def test_time_and_memory_of_fifty_thousand_rows(tmp_path):
-    """The target is a million rows in 20 s and 1 GB; half of the memory and a quarter of the time are for the check."""
+def test_memory_of_fifty_thousand_rows(tmp_path):
+    """The target is a million rows in 1 GB, half of it for the check; `benchmarks/speed.py rows` measures the time."""
     count = 50_000
     body = "".join(
         f"images/n{i % 1000:08d}/n{i % 1000:08d}_{i:07d}.JPEG,n{i % 1000:08d},{i % 7},"
@@ -125,9 +124,7 @@ def test_time_and_memory_of_fifty_thousand_rows(tmp_path):
     )
     file = make_csv(tmp_path, "image,label,group,mask,box,split\n" + body)
     del body
-    started = time.process_time()
-    read_rows(file)
-    assert (time.process_time() - started) / count < 15e-6
+    read_rows(file)  # what is allocated only once is not counted
     tracemalloc.start()
     try:
         rows = read_rows(file)
