@@ -9,35 +9,34 @@ DATA: a dataset with object masks, such as `sightline data waterbirds --limit 12
 
 from __future__ import annotations
 
-import math
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 import tyro
 from torch import Tensor
 from tyro.conf import Positional
 
 from record import record
 from sightline.config import Pdiscoformer
+from sightline.config.parts import Shaping
 from sightline.data.augment import PRESETS, Affine, AnnotatedImages, random_affine, unwarp_affine, warp_affine
 from sightline.data.batches import Batch, Batches
 from sightline.data.images import Preprocess
 from sightline.data.rows import Rows, read_rows
-from sightline.methods.base import PartSettings
+from sightline.methods.base import PartSettings, RandomDraws
+from sightline.methods.pdiscoformer import PDiscoFormer
 from sightline.sight import cell_share
+from sightline.training.schedule import cosine_decay
 from sightline.vit.model import ViT
 from sightline.vit.weights import load_backbone
-from sightline.where.part_losses import shaping_losses
-from sightline.where.parts import PartDiscovery, gumbel_noise
+from sightline.where.parts import PartDiscovery, Parts, gumbel_noise
 
 AUGMENTATIONS = ("light", "published")
 COPIES, AFFINES = 6, 6  # augmented copies of the training images, and transformations of each (equivariance loss)
-TEST, STEPS, BATCH, PART_DROPOUT, MOST_NORM = 256, 375, 64, 0.3, 2.0
-LR, HEAD_FACTOR, PROTOTYPE_FACTOR = 3e-5, 1000.0, 100.0  # our defaults; the last two as in `PartDiscovery.part_groups`
+TEST, STEPS, BATCH = 256, 375, 64
 GRID = 37  # patches per side in the papers
 
 
@@ -91,38 +90,50 @@ def training_tokens(vit: ViT, batches: list[Batch], augmentation: str) -> Tokens
     return Tokens(torch.cat([batch.labels for batch in batches]), torch.stack(plain), torch.stack(moved), affines, size)
 
 
-def trained(vit: ViT, tokens: Tokens, settings: PartSettings, parts: int, seed: int) -> PartDiscovery:
-    """Prototypes, modulation and part classifier after STEPS steps, as `sightline train pdiscoformer` trains them."""
+class Prepared(PartDiscovery):
+    """Stage 1 on tokens in place of images; `moved` holds the same of transformed images."""
+
+    moved: Tensor
+    image_size: tuple[int, int]
+
+    def discover(self, images: Tensor, *, noise: Tensor | None = None) -> Parts:
+        return self._assign(images.float(), noise)
+
+    def discover_transformed(self, images: Tensor, affine: Affine, *, noise: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return unwarp_affine(self.discover(self.moved, noise=noise).probabilities, affine, self.image_size)
+
+
+def trained(vit: ViT, tokens: Tokens, config: Pdiscoformer, seed: int) -> Prepared:
+    """Prototypes, modulation and part classifier after STEPS steps, with the losses of `sightline train pdiscoformer`.
+    Its loop reads images, so a short one stands in for it."""
     torch.manual_seed(seed)
-    where = PartDiscovery(vit, parts, int(tokens.labels.max()) + 1, dropout=PART_DROPOUT, seed=seed)
-    groups = where.part_groups(HEAD_FACTOR, PROTOTYPE_FACTOR)
-    optimizer = torch.optim.AdamW([{"params": g.parameters, "lr": LR * g.lr} for g in groups], weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / STEPS)))
+    where = Prepared(vit, config.parts, int(tokens.labels.max()) + 1, dropout=config.part_dropout, seed=seed)
+    where.image_size = tokens.size
+    method = PDiscoFormer(where, PartSettings.of(config))
+    groups = where.part_groups(config.head_lr_factor, config.prototype_lr_factor)
+    optimizer = torch.optim.AdamW([{"params": g.parameters, "lr": config.lr * g.lr} for g in groups], weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine_decay(step, STEPS))
     trainable = [p for group in groups for p in group.parameters]
     for _ in range(STEPS):
         some = torch.randperm(len(tokens.labels))[:BATCH]
         copy, other = int(torch.randint(COPIES, ())), int(torch.randint(AFFINES, ()))
-        plain, moved = tokens.plain[copy, some].float(), tokens.moved[copy, other, some].float()
-        shape = (len(some), parts + 1, *plain.shape[2:])
-        found = where._assign(plain, gumbel_noise(shape))
-        warped = where._assign(moved, gumbel_noise(shape)).probabilities
-        embeddings = where.embed(found)
-        unwarped = unwarp_affine(warped, tokens.affines[copy][other], tokens.size)
-        losses = shaping_losses(found, embeddings, unwarped, settings.shaping)
-        keep = torch.rand(len(some), parts) >= PART_DROPOUT
-        classification = F.cross_entropy(where.class_logits(embeddings, keep), tokens.labels[some])
+        plain, where.moved = tokens.plain[copy, some], tokens.moved[copy, other, some]
+        shape = (len(some), config.parts + 1, *plain.shape[2:])
+        noise, noise_moved = gumbel_noise(shape), gumbel_noise(shape)
+        keep = where.draw_keep_parts(plain)
+        draws = RandomDraws(noise, noise_moved, noise, tokens.affines[copy][other], keep, keep)
         optimizer.zero_grad()
-        (torch.stack(list(losses.values())).sum() + classification).backward()
-        torch.nn.utils.clip_grad_norm_(trainable, MOST_NORM)
+        torch.stack(list(method.losses(plain, tokens.labels[some], draws).values())).sum().backward()
+        torch.nn.utils.clip_grad_norm_(trainable, config.clip_grad)
         optimizer.step()
         schedule.step()
     return where
 
 
 @torch.no_grad()
-def measured(where: PartDiscovery, features: Tensor, objects: Tensor) -> dict[str, float]:
+def measured(where: Prepared, features: Tensor, objects: Tensor) -> dict[str, float]:
     """Of patches that belong to a part, against those at least half of which is object."""
-    seen = where._assign(features.float(), None).logits.argmax(dim=1) != where.parts
+    seen = where.discover(features).logits.argmax(dim=1) != where.parts
     both, either = (seen & objects).sum(dim=(1, 2)), (seen | objects).sum(dim=(1, 2))
     return {
         "coverage": round(seen.float().mean().item(), 4),
@@ -135,9 +146,8 @@ def main() -> None:
     rows, vit = read_rows(config.data), load_backbone(str(config.backbone), classes=0, seed=0).eval()
     test, train = load(rows, vit, "test", TEST), load(rows, vit, "train")
     features = torch.cat([tokens_of(vit, batch.images.float() / 255) for batch in test])
-    objects = (
-        cell_share(torch.cat([batch.masks for batch in test if batch.masks is not None]), features.shape[2:]) >= 0.5
-    )
+    masks = torch.cat([batch.masks for batch in test if batch.masks is not None])
+    objects = cell_share(masks, features.shape[2:]) >= 0.5
     facts = {
         "note": "Stage 1 alone on a frozen ViT-Ti, --preset published otherwise; patches of test images.",
         "images": {"train": sum(map(len, train)), "test": len(features)},
@@ -149,11 +159,11 @@ def main() -> None:
         tokens = training_tokens(vit, train, augmentation)
         for parts in (4, 8):
             for grid in (0, GRID):
-                published = PartSettings.of(Pdiscoformer(config.data, parts=parts, preset="published"))
-                settings = replace(published, shaping=replace(published.shaping, total_variation_grid=grid))
+                shaping = Shaping(total_variation_grid=grid)
+                published = Pdiscoformer(config.data, parts=parts, preset="published", shaping=shaping)
                 for seed in range(config.seeds):
                     how = {"augmentation": augmentation, "parts": parts, "total_variation_grid": grid, "seed": seed}
-                    runs.append(how | measured(trained(vit, tokens, settings, parts, seed), features, objects))
+                    runs.append(how | measured(trained(vit, tokens, published, seed), features, objects))
                     print(runs[-1], flush=True)
                     record(config.out, "cpu", facts | {"runs": runs})
 

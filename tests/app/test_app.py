@@ -91,9 +91,12 @@ def says(page, where: str, words: str) -> None:
 def writes(page, where: str, words: str) -> None:
     """Gradio renders what an accordion holds as it opens, and empties a text box once more when it is already there."""
     box = page.locator(where).locator("input, textarea")
-    while box.input_value() != words:
+    for _ in range(20):
         box.fill(words)
         page.wait_for_timeout(300)
+        if box.input_value() == words:
+            return
+    pytest.fail(f"{where} does not keep what is written into it")
 
 
 def test_the_heading_says_how_good_the_model_is_and_what_a_and_b_are(served, run):

@@ -119,7 +119,10 @@ def test_runs_from_before_there_were_pixels_hide_patches(images):
     [
         ({"soft_mask": True, "sight": "pixels"}, "--soft-mask"),
         ({"soft_mask": True, "zoom": True}, "--soft-mask"),
+        ({"soft_mask": True, "selector": "clusters"}, "--soft-mask"),
+        ({"selector": "clusters", "mask_gradient": True}, "--selector clusters: is not trained"),
         ({"sight": "patches", "refine": True}, "--refine"),
+        ({"sight": "patches", "selector": "clusters", "refine": True}, "--refine"),
         ({"preset": "published", "refine": True}, "--refine"),
         ({"sight": "patches", "selector_size": 64}, "--selector-size"),
         ({"sight": "patches", "pixel_threshold": 0.9}, "--pixel-threshold: needs pixel masks"),
@@ -134,8 +137,11 @@ def test_invalid_arguments_are_errors(settings, message):
         check_pixel_config(Ifam(Path("data"), **settings))
 
 
+WHOLE = {"sight": "patches", "selector": "clusters", "selector_size": 64, "pixel_threshold": 0.9, "guide_radius": 0}
+
+
 @pytest.mark.parametrize(
-    "settings", [{}, {"soft_mask": True}, {"preset": "published"}, {"sight": "patches", "zoom": True}]
+    "settings", [{}, {"soft_mask": True}, {"preset": "published"}, {"sight": "patches", "zoom": True}, WHOLE]
 )
 def test_valid_settings_are_accepted(settings):
     check_pixel_config(Ifam(Path("data"), **settings))

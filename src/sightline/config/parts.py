@@ -66,7 +66,8 @@ class Pdiscoformer(Loop):
     (fastest)."""
     selector_size: Side | None = None
     """Image side in pixels for the part selector; larger gives finer parts. Default: --size; for iFAM with --sight
-    pixels, if --size gives fewer than 28 patches per side, 1.5 times that (with --selector learned, twice that)."""
+    pixels or --selector clusters, if --size gives fewer than 28 patches per side, 1.5 times that (with --selector
+    learned, twice that)."""
     registers: bool = True
     """Use the backbone's register tokens."""
     preset: Literal["papers", "published"] = "papers"
@@ -105,7 +106,8 @@ class Ifam(Pdiscoformer):
     """K, the number of parts besides the background, which can be inspected, named and removed one by one. With
     --selector clusters the foreground does not depend on it."""
     where: str | None = None
-    """With --sight pixels: another backbone for the part selector. Default: that of --backbone."""
+    """With --sight pixels or --selector clusters: another backbone for the part selector. Default: that of
+    --backbone."""
     batch: Count = 64
     """Batch size, summed over all processes."""
     ema: InnerFraction | None = 0.999
@@ -123,18 +125,18 @@ class Ifam(Pdiscoformer):
     """What is hidden: whole patches (with --selector clusters: those with less than half of their pixels in the mask),
     or also background pixels inside kept patches. Default: pixels; patches with --preset published or --soft-mask."""
     guide_radius: Whole | None = None
-    """With pixel masks: radius in pixels of the guided filter that aligns the mask with image edges; 0: no filter.
-    Default: 1/14 of the image side."""
+    """With --sight pixels or --selector clusters: radius in pixels of the guided filter that aligns the mask with image
+    edges; 0: no filter. Default: 1/14 of the image side."""
     pixel_threshold: InnerFraction = 0.5
-    """With pixel masks: foreground-probability threshold of the pixel mask."""
+    """With --sight pixels or --selector clusters: foreground-probability threshold of the pixel mask."""
     zoom: bool | None = None
     """Classify the enlarged window around the sight. Default: with --sight pixels."""
     refine: bool | None = None
     """With --sight pixels: discover parts a second time in the enlarged window around the first sight. Default: with
     --selector learned."""
     mask_gradient: bool | None = None
-    """Straight-through gradient from stage 2 to the part selector. Default: with --sight patches, as in the papers (the
-    published code has none); not with pixels."""
+    """Straight-through gradient from stage 2 to the part selector. Default: with --sight patches and --selector
+    learned, as in the papers (the published code has none); not with pixels."""
     soft_mask: bool = False
     """Ablation: weight patches by foreground probability instead of hiding them. Not blind."""
     freeze_predictor: bool = False
